@@ -165,6 +165,10 @@ class CallCollector:
             made = WeightMatrix(name, mechanism.title, weights.double(), mixing)
             self.matrices.append((made, softmaxes, self.order.count_earlier_outputs(call.kernel)))
 
+    def may_miss(self, module: nn.Module) -> bool:
+        """Return False: modules that mix tokens are not reported."""
+        return False
+
     def handle_token_mixer(self, module: nn.Module, reason: str) -> None:
         """Ignore the end of a module that mixes tokens."""
 

@@ -82,6 +82,10 @@ class Intervention:
     def handle_recurrence(self, call: RecurrenceCall, name: str) -> None:
         """Do nothing when a recurrence ran: it stays unchanged."""
 
+    def may_miss(self, module: nn.Module) -> bool:
+        """Return False: modules without attention are not changed."""
+        return False
+
     def handle_token_mixer(self, module: nn.Module, reason: str) -> None:
         """Do nothing when a module that mixes tokens ran."""
 

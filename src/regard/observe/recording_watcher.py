@@ -146,18 +146,21 @@ class RecordingWatcher:
         tracker.run.calls.append(ImplicitCall(history, stored))
         self.add_run()
 
+    def may_miss(self, module: nn.Module) -> bool:
+        """Return whether a module is watched and selected, and nothing of it is in the recording, nor was reported before."""
+        path = self.names.get(id(module))
+        if path is None or path in self.read_modules:
+            return False
+        known = [call.name for call in self.tracker.run.calls] + [one.module for one in self.recording.missed]
+        is_known = any(not path or one == path or one.startswith(f"{path}.") for one in known)
+        return not is_known and self.selection.has_layer(path, lambda: -1)
+
     def handle_token_mixer(self, module: nn.Module, reason: str) -> None:
         """Report a module that mixes tokens if nothing of it is in the recording, neither as recorded nor as missed."""
-        name, path = type(module).__name__, self.names[id(module)]
-        if path in self.read_modules:
-            return
-        self.read_modules.add(path)
-        known, missed = [call.name for call in self.tracker.run.calls], MissedCall(name, path, reason)
-        if any(is_part_of_attention(missed, one) for one in known):
-            return
-        known += [one.module for one in self.recording.missed]
-        is_known = any(not path or one == path or one.startswith(f"{path}.") for one in known)
-        if not is_known and self.selection.has_layer(path, lambda: -1):
+        missed = MissedCall(type(module).__name__, self.names[id(module)], reason)
+        is_new = self.may_miss(module)
+        self.read_modules.add(missed.module)
+        if is_new and not any(is_part_of_attention(missed, call.name) for call in self.tracker.run.calls):
             self.report_missed(missed)
 
     def withdraw_missed_parts(self, name: str) -> None:

@@ -27,12 +27,11 @@ from regard.observe.interception.handwritten.handwritten_call import read_call a
 from regard.observe.interception.handwritten.loop_recurrence import can_read_loop, name_kernel, read_loop
 from regard.observe.interception.handwritten.loop_tracker import LoopTracker, may_start_loop
 from regard.observe.interception.handwritten.undivided_contexts import UndividedContexts
-from regard.observe.interception.handwritten.unread_recurrences import find_unread_recurrence
+from regard.observe.interception.handwritten.unread_recurrences import find_token_axes, find_unread_recurrence
 from regard.observe.interception.pixel_positions import PixelPositions
 from regard.observe.interception.plain_tensors import disable_modes, unwrap_tensor
 from regard.observe.interception.provenance import ModuleFrame, has_separate_sources, is_readable, list_tensors_by_place
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
-from regard.observe.interception.recurrent.token_mixers import report_recurrence
 from regard.observe.interception.sdpa import SDPA, intercept_sdpa
 from regard.observe.interception.thread_state import STATE, dispatch_call, explain_error, find_name, infer_once, report_missed
 
@@ -42,6 +41,7 @@ OPAQUE = (
     "its tensors are of type {}, which has no data of its own, so that attention written out by hand is not followed in them"
 )
 FAILED = "scores were followed until an operation could not be: {}"
+UNSEARCHED = "its operations were searched for a recurrence over tokens until one could not be read: {}"
 BY_ITSELF = "this kernel was called directly, not through F.scaled_dot_product_attention"
 
 
@@ -166,11 +166,15 @@ class AttentionFunctionMode(TorchFunctionMode):
                 self.tracker.used.add_call(found.roots, list_owners(), STATE.frames)
 
     def report_recurrence(self, frame: ModuleFrame) -> None:
-        """Report a recurrence over tokens that ran in a module that ends, and that was not read."""
-        with suppress(Exception):  # a failure must not stop the model
-            reason = find_unread_recurrence(frame)
-            if reason:
-                report_recurrence(frame.module, reason)
+        """Report a recurrence over tokens that ran in a module that ends, and that was not read. A failure is reported too."""
+        try:
+            axes = find_token_axes(frame)
+            watchers = [one for one in STATE.watchers if one.may_miss(frame.module)] if axes else []
+            reason = find_unread_recurrence(frame, axes) if watchers else ""
+            for watcher in watchers if reason else []:
+                watcher.handle_token_mixer(frame.module, reason)
+        except Exception as error:
+            report_missed("by hand: loop or scan", UNSEARCHED.format(explain_error(error)))
 
     def report_undivided(self) -> None:
         """Report each call whose context was not divided by the sums of its weights, as its map is."""

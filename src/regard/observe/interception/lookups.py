@@ -7,6 +7,8 @@ from torch import Tensor
 
 MASKS = (torch.bool, torch.uint8)
 FULL = slice(None)
+RUNNING = {"cumsum", "cumprod", "logcumsumexp"}  # all entries up to each along an axis
+AXIS_PLACES = {"__getitem__": 1, "__iter__": 1, "select": 1, "unbind": 1, "split": 2} | dict.fromkeys(RUNNING, 1)  # by function
 IS_TENSOR = Tensor.__instancecheck__  # isinstance(x, Tensor) for filter(), which calls it without a frame of Python
 
 
@@ -72,6 +74,34 @@ def find_lookup(name: str, args: Any, kwargs: Any) -> Lookup | None:
         return None
     version, size = read_version(indices[0]), 0 if axis is None else x.shape[axis]
     return Lookup(tuple(map(copy_if_unversioned, indices)), along, size, version)
+
+
+def find_axis(name: str, x: Tensor, args: Any, kwargs: Any) -> tuple[int, tuple[int, ...]] | None:
+    """Return the axis along which a function picks single entries, or sums up entries, and the shape of x, its first argument.
+
+    The function is one of AXIS_PLACES. None if it does neither.
+    """
+    place = AXIS_PLACES[name]
+    if x.is_nested:
+        return None
+    if name == "__getitem__":
+        entries = args[1] if isinstance(args[1], tuple) else (args[1],)
+        axis = find_picked_axis(entries, x.dim())
+    elif name == "split" and kwargs.get("split_size", args[1] if len(args) > 1 else None) != 1:
+        return None
+    else:
+        axis = kwargs.get("dim", args[place] if len(args) > place else 0)
+    return (axis % x.dim(), x.shape) if type(axis) is int and x.dim() else None
+
+
+def find_picked_axis(entries: tuple[Any, ...], dims: int) -> int | None:
+    """Return the axis that the first integer among the entries of `x[entries]` picks an entry of; None if there is none."""
+    first = next((n for n, one in enumerate(entries) if type(one) is int), None)
+    if first is None or any(isinstance(one, Tensor) for one in entries):
+        return None
+    if any(one is Ellipsis for one in entries[:first]):
+        return dims - sum(one is not None for one in entries[first:])
+    return sum(one is not None for one in entries[:first])
 
 
 def put_table_first(args: Any) -> Any:

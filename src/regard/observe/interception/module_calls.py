@@ -103,7 +103,8 @@ def call_in_frame(call: Callable[..., Any], module: nn.Module, *args: Any, **kwa
         if frame.has_operations and (frame.multiplies_scores or can_mix_tokens(module)):
             report_token_mixer(module, frame.multiplies_scores)
         if STATE.frames:
-            STATE.mode.report_recurrence(frame)
+            with torch._C.DisableTorchFunction():
+                STATE.mode.report_recurrence(frame)
         if len(STATE.frames) == 1 and STATE.mode.undivided.notes:
             STATE.mode.report_undivided()
         return result

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.observe.interception.function_roles import Role, infer_role
-from regard.observe.interception.lookups import IS_TENSOR, Lookup, find_lookup, put_table_first
+from regard.observe.interception.lookups import AXIS_PLACES, IS_TENSOR, Lookup, find_axis, find_lookup, put_table_first
 
 JOINS = {"cat", "concat", "concatenate", "stack", "hstack", "vstack", "copy_", "index_copy_"}  # of all arguments
 PROJECTS = {"linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "baddbmm", "einsum", "conv1d", "conv2d"}
@@ -58,6 +58,7 @@ class Operation(NamedTuple):
     results: "list[weakref.ref[Tensor]]"
     lookup: Lookup | None = None  # of a gather
     dim: Any = None  # of a sum, as it was given
+    along: tuple[int, tuple[int, ...]] | None = None  # the axis of a pick or a running sum, and the shape of what it was given
 
 
 class ModuleFrame:
@@ -139,6 +140,9 @@ class ModuleFrame:
         if name in GATHERS:
             args = put_table_first(args) if name == "embedding" else args
             lookup = find_lookup(name, args, kwargs)
+        along = None
+        if name in AXIS_PLACES and args and type(args[0]) in PLAIN:
+            along = find_axis(name, args[0], args, kwargs)
         if name in NESTED:
             args = find_tensors((*args, *kwargs.values()), {})
         elif kwargs:
@@ -154,7 +158,7 @@ class ModuleFrame:
         outputs = [*map(weakref.ref, results)]
         if is_in_place(name) or (kwargs and kwargs.get("out") is not None):
             outputs += [weakref.ref(y._base) for y in results if y._base is not None]
-        self.noted.append(Operation(name, child, [*map(weakref.ref, tensors)], sizes, outputs, lookup, dim))
+        self.noted.append(Operation(name, child, [*map(weakref.ref, tensors)], sizes, outputs, lookup, dim, along))
 
     def resolve_sources(self) -> None:
         """Compute the sources of all results logged since the last call."""

@@ -1,7 +1,7 @@
 """Modules that cannot attend, according to their code: neither they nor their parts need interception while they run.
 
-Attention takes a kernel, or products and a softmax, and a recurrence takes a loop. A module cannot attend if its forward, and
-every function that it calls, can be read and has none of these.
+Attention takes a kernel, or products and a softmax. A module cannot attend if its forward, and every function that it calls,
+can be read and names none of these.
 """
 
 import builtins
@@ -86,8 +86,6 @@ def read_attributes(kind: Any, loaded: list[tuple[dict[str, Any], str, Any]]) ->
         if not isinstance(function, FunctionType) or function.__closure__ or not all(map(is_trusted, list_defaults(function))):
             return None
         read.add(function)
-        if adds_up_in_loop(function.__code__):
-            return None
         for operation, name in list_loaded_names(function.__code__):
             if operation == APPLY or operation in GLOBAL:
                 loaded.append((function.__globals__, name, function.__globals__.get(name)))
@@ -181,13 +179,6 @@ def list_loaded_names(code: CodeType) -> list[tuple[str, str]]:
             names += list_loaded_names(step.argval)
         before = step.opname
     return names
-
-
-def adds_up_in_loop(code: CodeType) -> bool:
-    """Return whether code has a loop and multiplies and adds, as a recurrence over tokens does."""
-    steps = [*dis.get_instructions(code)]
-    operators = {step.argrepr.rstrip("=") for step in steps if step.opname == "BINARY_OP"}
-    return "*" in operators and not operators.isdisjoint("+-") and any(step.opname == "FOR_ITER" for step in steps)
 
 
 def is_allowed_name(name: str) -> bool:

@@ -51,6 +51,9 @@ class Watcher(Protocol):
     def handle_recurrence(self, call: RecurrenceCall, name: str) -> None:
         """Handle a recurrence that ran in the module of this name."""
 
+    def may_miss(self, module: nn.Module) -> bool:
+        """Return whether a module that ends and mixes tokens may be reported as missed: nothing of it is known yet."""
+
     def handle_token_mixer(self, module: nn.Module, reason: str) -> None:
         """Handle the end of a watched module that mixes tokens, read or not, and the reason why it may not be."""
 

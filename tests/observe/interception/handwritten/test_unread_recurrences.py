@@ -5,7 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import regard
 from observe.recording_checks import record_and_compare
+from regard.observe.interception import function_mode
 from regard.observe.interception.handwritten.unread_recurrences import LOOP, SCAN
 
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -86,22 +88,6 @@ class Loops(Tokens):
             outputs.append((r[:, i, None] @ state).squeeze(1))
         return torch.stack(outputs, 1)
 
-    def read_once(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """A state that the query of the last token reads, as a classifier of sequences may."""
-        state = torch.zeros(B, D, D)
-        for i in range(T):
-            state = w[:, i, :, None].sigmoid() * state + k[:, i, :, None] * v[:, i, None]
-        return (r[:, -1:] @ state).squeeze(1)
-
-    def mix_inside(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """With layers that the loop calls for each token."""
-        h, outputs = torch.zeros(B, D), []
-        for i in range(T):
-            z, new = self.inner(k[:, i]).chunk(2, -1)
-            h = h * z.sigmoid() + new
-            outputs.append(h)
-        return torch.stack(outputs, 1)
-
 
 class Scans(Tokens):
     """All states at once."""
@@ -120,50 +106,9 @@ class Scans(Tokens):
         decays = w.sigmoid().cumprod(1)
         return r * ((k / decays).cumsum(1) * decays)
 
-    def weigh_pairs(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The quadratic form of Mamba-2, an einsum of four. https://arxiv.org/abs/2405.21060"""
-        logs = -F.softplus(w[..., 0]).cumsum(-1)
-        decays = (logs.unsqueeze(-1) - logs.unsqueeze(-2)).masked_fill(torch.ones(T, T).triu(1).bool(), -torch.inf).exp()
-        return torch.einsum("bin,bjn,bij,bjd->bid", r, k, decays, v)
 
-    def weigh_pairs_by_segments(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The same with its stable sums of segments."""
-        logs = -F.softplus(w[..., 0]).unsqueeze(-1).expand(-1, -1, T)
-        sums = logs.masked_fill(~torch.ones(T, T).tril(-1).bool(), 0).cumsum(-2)
-        decays = sums.masked_fill(~torch.ones(T, T).tril().bool(), -torch.inf).exp()
-        return torch.einsum("bin,bjn,bij,bjd->bid", r, k, decays, v)
-
-    def double_steps(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """States of twice as many tokens in each round (Hillis and Steele 1986)."""
-        a, h, step = w.sigmoid(), k * v, 1
-        while step < T:
-            h = torch.cat([h[:, :step], h[:, step:] + a[:, step:] * h[:, :-step]], 1)
-            a = torch.cat([a[:, :step], a[:, step:] * a[:, :-step]], 1)
-            step *= 2
-        return r * h
-
-    def combine(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Pairs of neighbors, joined in place, as the first half of mamba.py's parallel scan has them."""
-        a, h = F.pad(w.sigmoid(), (0, 0, 0, 5)), F.pad(k * v, (0, 0, 0, 5))
-        for _ in range(4):
-            n = h.shape[1] // 2
-            h, a = h.view(B, n, 2, D), a.view(B, n, 2, D)
-            h[:, :, 1].add_(a[:, :, 1].mul(h[:, :, 0]))
-            a[:, :, 1].mul_(a[:, :, 0])
-            h, a = h[:, :, 1], a[:, :, 1]
-        return r[:, -1:] * h
-
-
-LOOPS = ["sum_exponentials", "gate", "interpolate", "correct", "gate_in_place", "choose", "read_once", "mix_inside"]
-SCANS = [
-    "sum_logarithms",
-    "divide_by_decays",
-    "divide_by_products",
-    "weigh_pairs",
-    "weigh_pairs_by_segments",
-    "double_steps",
-    "combine",
-]
+LOOPS = ["sum_exponentials", "gate", "interpolate", "correct", "gate_in_place", "choose"]
+SCANS = ["sum_logarithms", "divide_by_decays", "divide_by_products"]
 
 
 @pytest.mark.parametrize(("kind", "style"), [*((Loops, one) for one in LOOPS), *((Scans, one) for one in SCANS)])
@@ -171,27 +116,6 @@ def test_a_recurrence_that_is_not_read_is_missed_by_its_reason(kind, style):
     recording, _ = record_and_compare(nn.Sequential(kind(style)), lambda model: model(torch.randn(B, T, C)), missing=True)
     assert not recording.calls
     assert [(one.module, one.reason) for one in recording.missed] == [("0", LOOP if kind is Loops else SCAN)]
-
-
-class MinimalGRU(nn.Module):
-    """A loop whose code names no product, exponential or sum."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate, self.new = nn.Linear(C, D), nn.Linear(C, D)
-
-    def forward(self, x: Tensor) -> Tensor:
-        gates, new, outputs = self.gate(x).sigmoid(), self.new(x), []
-        h = new[:, 0]
-        for i in range(x.shape[1]):
-            h = (1 - gates[:, i]) * h + gates[:, i] * new[:, i]
-            outputs.append(h)
-        return torch.stack(outputs, 1)
-
-
-def test_a_loop_of_gates_alone_is_missed():
-    recording, _ = record_and_compare(nn.Sequential(MinimalGRU()), lambda model: model(torch.randn(B, T, C)), missing=True)
-    assert [(one.module, one.reason) for one in recording.missed] == [("0", LOOP)]
 
 
 class Others(Tokens):
@@ -303,14 +227,173 @@ class Others(Tokens):
             y = torch.stack([a + b, (a - b) * torch.linspace(1, 2, n).unsqueeze(-1)], 2).view(B, 8, D)
         return y
 
+    def composite(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Layers of a picture, one over the other."""
+        canvas = torch.ones(B, D)
+        for i in range(T):
+            canvas = canvas * (1 - w[:, i].sigmoid()) + w[:, i].sigmoid() * k[:, i]
+        return canvas
 
+    def estimate_advantages(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Numbers of a loss: one for each token."""
+        rewards, ends, y, outputs = r[..., 0], w[..., 0].sigmoid(), torch.zeros(B), []
+        for i in reversed(range(T)):
+            y = rewards[:, i] + 0.9 * (1 - ends[:, i]) * y
+            outputs.append(y)
+        return torch.stack(outputs, 1).exp()
+
+    def modulate_by_conditions(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """As many layers as tokens."""
+        for i in range(T):
+            k = k * w[:, i, None] + v[:, i, None]
+        return k
+
+    def loop_over_features(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        y, outputs, w, k = torch.zeros(B, T), [], w.repeat(1, 1, 4)[..., :T], k.repeat(1, 1, 4)[..., :T]
+        for i in range(T):
+            y = y * w[..., i] + k[..., i]
+            outputs.append(y)
+        return torch.stack(outputs, -1).exp()
+
+    def rank(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """A loss of ranks, as of Cox or of Plackett and Luce."""
+        return ((w.logcumsumexp(1) - w) * k.sigmoid()).sum(1)
+
+    def measure_energy(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Envelopes that decay, and how much of them has passed."""
+        envelopes = torch.exp(-F.softplus(w).cumsum(1))
+        return (envelopes * envelopes).cumsum(1) * envelopes + (envelopes * k).cumsum(1) * envelopes
+
+    def break_sticks(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        parts = w.sigmoid() * (1 - w.sigmoid()).cumprod(1)
+        return (parts.cumsum(1) * parts).sum(1) * k.exp().sum(1)
+
+
+class Silent(Tokens):
+    """Recurrences over tokens that are neither recorded nor missed: their parts may be of something else."""
+
+    def read_once(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """A state that the query of the last token reads, as a classifier of sequences may."""
+        state = torch.zeros(B, D, D)
+        for i in range(T):
+            state = w[:, i, :, None].sigmoid() * state + k[:, i, :, None] * v[:, i, None]
+        return (r[:, -1:] @ state).squeeze(1)
+
+    def mix_inside(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """With layers that the loop calls for each token."""
+        h, outputs = torch.zeros(B, D), []
+        for i in range(T):
+            z, new = self.inner(k[:, i]).chunk(2, -1)
+            h = h * z.sigmoid() + new
+            outputs.append(h)
+        return torch.stack(outputs, 1)
+
+    def weigh_pairs(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The quadratic form of Mamba-2, an einsum of four. https://arxiv.org/abs/2405.21060"""
+        logs = -F.softplus(w[..., 0]).cumsum(-1)
+        decays = (logs.unsqueeze(-1) - logs.unsqueeze(-2)).masked_fill(torch.ones(T, T).triu(1).bool(), -torch.inf).exp()
+        return torch.einsum("bin,bjn,bij,bjd->bid", r, k, decays, v)
+
+    def weigh_pairs_by_segments(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The same with its stable sums of segments."""
+        logs = -F.softplus(w[..., 0]).unsqueeze(-1).expand(-1, -1, T)
+        sums = logs.masked_fill(~torch.ones(T, T).tril(-1).bool(), 0).cumsum(-2)
+        decays = sums.masked_fill(~torch.ones(T, T).tril().bool(), -torch.inf).exp()
+        return torch.einsum("bin,bjn,bij,bjd->bid", r, k, decays, v)
+
+    def double_steps(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """States of twice as many tokens in each round (Hillis and Steele 1986)."""
+        a, h, step = w.sigmoid(), k * v, 1
+        while step < T:
+            h = torch.cat([h[:, :step], h[:, step:] + a[:, step:] * h[:, :-step]], 1)
+            a = torch.cat([a[:, :step], a[:, step:] * a[:, :-step]], 1)
+            step *= 2
+        return r * h
+
+    def combine(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Pairs of neighbors, joined in place, as the first half of mamba.py's parallel scan has them."""
+        a, h = F.pad(w.sigmoid(), (0, 0, 0, 5)), F.pad(k * v, (0, 0, 0, 5))
+        for _ in range(4):
+            n = h.shape[1] // 2
+            h, a = h.view(B, n, 2, D), a.view(B, n, 2, D)
+            h[:, :, 1].add_(a[:, :, 1].mul(h[:, :, 0]))
+            a[:, :, 1].mul_(a[:, :, 0])
+            h, a = h[:, :, 1], a[:, :, 1]
+        return r[:, -1:] * h
+
+
+SILENT = ["read_once", "mix_inside", "weigh_pairs", "weigh_pairs_by_segments", "double_steps", "combine"]
 OTHERS = [
     *("read_states", "remember", "smooth", "fire", "evaluate_polynomial", "denoise", "couple", "add_residuals", "add_experts"),
-    *("modulate", "render", "count_positions", "cut_nucleus", "multiply_complex", "transform"),
+    *("modulate", "render", "count_positions", "cut_nucleus", "multiply_complex", "transform", "composite"),
+    *("estimate_advantages", "modulate_by_conditions", "loop_over_features", "rank", "measure_energy", "break_sticks"),
 ]
 
 
-@pytest.mark.parametrize("style", OTHERS)
-def test_other_loops_and_running_sums_are_neither_recorded_nor_missed(style):
-    recording, _ = record_and_compare(nn.Sequential(Others(style)), lambda model: model(torch.randn(B, T, C)))
+@pytest.mark.parametrize(("kind", "style"), [*((Others, one) for one in OTHERS), *((Silent, one) for one in SILENT)])
+def test_other_loops_and_running_sums_are_neither_recorded_nor_missed(kind, style):
+    recording, _ = record_and_compare(nn.Sequential(kind(style)), lambda model: model(torch.randn(B, T, C)))
     assert not recording.calls
+
+
+class LongMemory(nn.Module):
+    """A long short-term memory with more operations than a search visits, by a loop that also computes exponentials."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs, self.states = nn.Linear(C, 4 * C), nn.Linear(C, 4 * C)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, c, given, outputs = torch.zeros(1, C), torch.zeros(1, C), self.inputs(x), []
+        for i in range(x.shape[1]):
+            f, j, g, o = (self.states(h) + given[:, i]).chunk(4, -1)
+            c = f.sigmoid() * c + torch.exp(-F.softplus(j)) * g.tanh()
+            h = c.tanh() * o.sigmoid()
+            outputs.append(h)
+        return torch.stack(outputs, 1)
+
+
+def test_a_long_network_whose_gates_read_its_state_is_neither_recorded_nor_missed():
+    recording, _ = record_and_compare(nn.Sequential(LongMemory()), lambda model: model(torch.randn(1, 1000, C)))
+    assert not recording.calls
+
+
+class TokensFirst(nn.Module):
+    """A loop over tokens that are along the first axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(C, 2 * C)
+
+    def forward(self, x: Tensor) -> Tensor:
+        (w, k), h, outputs = self.project(x).chunk(2, -1), torch.zeros(B, C), []
+        for decay, new in zip(torch.exp(-w * w).unbind(0), k, strict=True):
+            h = decay * h + new
+            outputs.append(h)
+        return torch.stack(outputs)
+
+
+def test_a_loop_with_tokens_first_is_missed():
+    recording, _ = record_and_compare(nn.Sequential(TokensFirst()), lambda model: model(torch.randn(T, B, C)), missing=True)
+    assert [(one.module, one.reason) for one in recording.missed] == [("0", LOOP)]
+
+
+def test_no_recurrence_is_searched_for_an_intervention(monkeypatch):
+    searched: list[object] = []
+    monkeypatch.setattr(function_mode, "find_unread_recurrence", lambda frame, _: searched.append(frame) or "")
+    model, x = nn.Sequential(Loops("gate"), nn.TransformerEncoderLayer(D, 1, 4, batch_first=True)), torch.randn(B, T, C)
+    with regard.intervene(model, regard.KnockOut(layer=0, head=0)):
+        model(x)
+    assert not searched
+    with regard.record(model):
+        model(x)
+    assert len(searched) == 1
+
+
+def test_a_search_that_fails_is_reported(monkeypatch):
+    def fail(*_):
+        raise RuntimeError("no such operation")
+
+    monkeypatch.setattr(function_mode, "find_unread_recurrence", fail)
+    recording, _ = record_and_compare(nn.Sequential(Loops("gate")), lambda model: model(torch.randn(B, T, C)), missing=True)
+    assert "no such operation" in recording.missed[0].reason

@@ -1,23 +1,30 @@
 """Loops over tokens that no map was read from: a state is multiplied by a decay and added to, token after token.
 
-They are found in the operations of a module when it ends. Decays and what is added depend on tokens, and on no state: recurrent
-networks whose gates read their state are none of these.
+They are found in the operations of a module when it ends. Each step multiplies by a decay, and adds something, that were made
+of the token that it picked and of no state: recurrent networks whose gates read their state are none of these.
 """
 
-from collections.abc import Iterable
+from collections import Counter
 from functools import cache
 from typing import NamedTuple
 
 from regard.observe.interception.function_roles import Role, infer_role, strip_affixes
-from regard.observe.interception.handwritten.ancestor_search import REPEATS, TensorRef, walk_back
-from regard.observe.interception.handwritten.pair_loops import PICKS
+from regard.observe.interception.handwritten.ancestor_search import REPEATS, TensorRef
+from regard.observe.interception.handwritten.pair_loops import LISTS, PICKS
 from regard.observe.interception.handwritten.score_form import COPIES, PERMUTES, VIEWS
 from regard.observe.interception.provenance import TOKEN, ModuleFrame, Operation
 
-MIN_STEPS = 4  # of a loop
 MAX_LOOPS = 8  # to look at, of those with the most steps
+MAX_PICKED = 8  # tokens to keep of those that a tensor was made of, the last ones
 FUSED = {"addcmul", "baddbmm", "addmm", "addbmm"}  # add a product of two tensors to a third
 MOVES = VIEWS | PERMUTES | COPIES | PICKS | REPEATS | {"where", "masked_fill", "setitem", "copy", "tril", "triu", "pad", "flip"}
+
+
+class TokenAxis(NamedTuple):
+    """The axis of the tokens in an input of a module, (b, t, c) or (t, b, c), and how many there are."""
+
+    axis: int
+    count: int
 
 
 class LoopState(NamedTuple):
@@ -29,6 +36,7 @@ class LoopState(NamedTuple):
     added: tuple[TensorRef, ...] = ()  # by the last step
     before: "LoopState | None" = None  # what the last step added to
     tensor: TensorRef | None = None  # the state after the last step
+    place: int = -1  # of the last step among the operations
 
 
 @cache
@@ -37,31 +45,50 @@ def is_step(name: str) -> bool:
     return infer_role(name) is Role.ADD or strip_affixes(name) in FUSED | {"lerp"}
 
 
-@cache
-def is_pick(name: str) -> bool:
-    """Return whether the function of this name picks a token. Cached per name."""
-    return strip_affixes(name) in PICKS
-
-
-def computes_loop(frame: ModuleFrame, operations: list[Operation]) -> bool:
-    """Return whether operations multiply a state by decays and add to it, with tokens that a loop picks one after the other."""
+def computes_loop(frame: ModuleFrame, operations: list[Operation], tokens: TokenAxis) -> bool:
+    """Return whether operations multiply a state by decays and add to it, for each token, and join what they read."""
+    if not has_parts(operations, tokens):
+        return False
     states: dict[int, LoopState] = {}  # by the id of the tensor
     continued = set[tuple[int, int]]()  # states that a step followed, by tensor and number
-    for operation in operations:
+    for place, operation in enumerate(operations):
         state = None if operation.child else follow_state(operation, states)
         for y in operation.results:
             states.pop(id(y), None)
             if state is not None:
-                states[id(y)] = state._replace(tensor=y) if state.tensor is None else state
+                states[id(y)] = state._replace(tensor=y, place=place) if state.tensor is None else state
         if state is not None and state.before is not None:
             continued.add((id(state.before.tensor), state.before.number))
     last = {
         key: state
         for state in states.values()
-        if state.number >= MIN_STEPS and (key := (id(state.tensor), state.number)) not in continued
+        if state.number >= tokens.count - 1 and (key := (id(state.tensor), state.number)) not in continued
     }
     most = sorted(last.values(), key=lambda state: state.number, reverse=True)
-    return any(is_loop_over_tokens(frame, state) for state in most[:MAX_LOOPS])
+    return any(is_loop_over_tokens(frame, operations, state, tokens) for state in most[:MAX_LOOPS])
+
+
+def has_parts(operations: list[Operation], tokens: TokenAxis) -> bool:
+    """Return whether there are enough steps, picks and joined tensors for a loop over these tokens: quick."""
+    steps = sum(is_step(one.name) for one in operations)
+    picked = sum(len(one.results) for one in operations if picks_tokens(one, tokens))
+    writes = Counter(id(one.given[0]) for one in operations if one.name == "__setitem__" and one.given)
+    joined = max((len(one.given) for one in operations if one.name in LISTS), default=0)
+    return min(steps, picked, max(joined, *writes.values(), 0)) >= tokens.count - 1
+
+
+def picks_tokens(operation: Operation, tokens: TokenAxis) -> bool:
+    """Return whether an operation picks single tokens, each a vector or a matrix of features."""
+    return strip_affixes(operation.name) in PICKS and runs_along_tokens(operation, tokens)
+
+
+def runs_along_tokens(operation: Operation, tokens: TokenAxis) -> bool:
+    """Return whether an operation picks or sums up along the axis of tokens that have features, in rows of a batch."""
+    if operation.along is None:
+        return False
+    axis, shape = operation.along
+    is_axis = not axis if tokens.axis == 0 else 0 < axis < len(shape) - 1
+    return len(shape) > 2 and is_axis and shape[axis] == tokens.count and shape[-1] > 1
 
 
 def follow_state(operation: Operation, states: dict[int, LoopState]) -> LoopState | None:
@@ -99,35 +126,34 @@ def follow_fused(core: str, given: list[TensorRef], states: dict[int, LoopState]
     return LoopState(state.number + 1, added=(*state.terms, *others), before=before)
 
 
-def is_loop_over_tokens(frame: ModuleFrame, last: LoopState) -> bool:
-    """Return whether the steps of a loop multiply and add tokens that were picked one after the other, and read no state."""
-    steps: list[tuple[TensorRef | None, tuple[TensorRef, ...], tuple[TensorRef, ...]]] = []
-    state = last
-    while state.before is not None and len(steps) < MIN_STEPS - 1:  # the first one may have started the loop
-        steps.append((state.tensor, state.before.factors, state.added))
-        state = state.before
-    for _, factors, added in steps:
-        if not all(any(frame.find_contents(x) == TOKEN for x in part) for part in (factors, added)):
-            return False
-    picked = [find_picked(frame, (*factors, *added)) for _, factors, added in steps]
-    sources = set.intersection(*({*one} for one in picked))
-    if not any(len({frozenset(one[source]) for one in picked}) == len(picked) for source in sources):
-        return False
-    inputs = (*steps[0][1], *steps[0][2])
-    return find_all_ancestors(frame, inputs).isdisjoint(id(tensor) for tensor, *_ in steps[1:])
+def is_loop_over_tokens(frame: ModuleFrame, operations: list[Operation], last: LoopState, tokens: TokenAxis) -> bool:
+    """Return whether each step of a loop has a decay and a term of the token that it picked, and none of a state.
 
-
-def find_picked(frame: ModuleFrame, tensors: Iterable[TensorRef]) -> dict[int, set[int]]:
-    """Return the ids of the picked tensors that some tensors were made of, by the id of what they were picked from."""
-    found: dict[int, set[int]] = {}
-    for x in tensors:
-        for _, (one, _), makers in walk_back([frame], (x, 0), lambda *_: True):
-            for maker in makers:
-                if maker.child is None and is_pick(maker.name):
-                    found.setdefault(id(maker.given[0]), set()).add(id(one))
-    return found
-
-
-def find_all_ancestors(frame: ModuleFrame, tensors: Iterable[TensorRef]) -> set[int]:
-    """Return the ids of all tensors that some tensors were made from in a module."""
-    return {id(one) for x in tensors for _, (one, _), _ in walk_back([frame], (x, 0), lambda *_: True)}
+    Something made of each state is joined. A layer that the loop calls may read a state: those are not seen in a tuple.
+    """
+    steps: dict[int, LoopState] = {}
+    while last.before is not None:
+        steps[last.place], last = last, last.before
+    made = set[int]()  # of a state
+    picked: dict[int, tuple[int, ...]] = {}  # the tokens that a tensor was made of, by when they were picked
+    decays, added, writes, joined = set[int](), set[int](), Counter[int](), 0
+    for place, operation in enumerate(operations):
+        given, step = [*map(id, operation.given)], steps.get(place)
+        if step is not None and step.before is not None:
+            factors, terms = ([*map(id, part)] for part in (step.before.factors, step.added))
+            if not made.isdisjoint((*factors, *terms)):
+                return False
+            decays |= {max((n for x in factors for n in picked.get(x, ())), default=-1)}
+            added |= {max((n for x in terms for n in picked.get(x, ())), default=-1)}
+        read = [x for x in given if x in made]
+        if operation.name in LISTS:
+            joined = max(joined, len({*read}))
+        elif operation.name == "__setitem__" and given[-1] in made:
+            writes[given[0]] += 1
+        if step is not None or read or (operation.child is not None and made):
+            made |= {*map(id, operation.results)}
+        elif picks_tokens(operation, tokens) and frame.find_contents(operation.given[0]) == TOKEN:
+            picked |= {id(y): (place * tokens.count + n,) for n, y in enumerate(operation.results)}
+        elif sources := {n for x in given for n in picked.get(x, ())}:
+            picked |= dict.fromkeys(map(id, operation.results), (*sorted(sources)[-MAX_PICKED:],))
+    return min(len(decays - {-1}), len(added - {-1}), max(joined, *writes.values(), 0)) >= tokens.count - 1

@@ -1,34 +1,29 @@
 """Recurrences over tokens that no map was read from, found in the operations of a module when it ends."""
 
-from collections import Counter
-from functools import cache
-from operator import attrgetter
+from regard.observe.interception.handwritten.unread_loops import TokenAxis, computes_loop, runs_along_tokens
+from regard.observe.interception.handwritten.unread_scans import sums_decayed_tokens
+from regard.observe.interception.provenance import PLAIN, ModuleFrame
 
-from regard.observe.interception.function_roles import strip_affixes
-from regard.observe.interception.handwritten.unread_loops import MIN_STEPS, computes_loop, is_pick, is_step
-from regard.observe.interception.handwritten.unread_scans import RUNNING, combines_neighbors, sums_decayed_tokens
-from regard.observe.interception.provenance import ModuleFrame
-
+MIN_TOKENS = 4
 LOOP = "it multiplies a state by decays that depend on tokens, and adds tokens to it in a loop, in a form that is not followed"
-SCAN = "it adds up tokens with decays that depend on tokens, by a scan of all tokens, which is not followed"
-NAME = attrgetter("name")
+SCAN = "it adds up tokens with decays that depend on tokens, by running sums or products of all tokens, which is not followed"
 
 
-def find_unread_recurrence(frame: ModuleFrame) -> str:
-    """Return why the recurrence that the operations of a module amount to is not read; nothing if they are none."""
+def find_token_axes(frame: ModuleFrame) -> list[TokenAxis]:
+    """Return the axes of a module's inputs (b, t, c) or (t, b, c) along which its operations picked or summed up: quick."""
+    operations = [one for one in frame.list_operations() if one.along is not None]
+    inputs = [x for x in frame.input_tensors if type(x) in PLAIN and not x.is_nested] if operations else []
+    tokens = [x for x in inputs if x.dim() == 3 and x.is_floating_point()]
+    axes = {TokenAxis(axis, x.shape[axis]) for x in tokens for axis in (0, 1) if x.shape[axis] >= MIN_TOKENS}
+    return [axis for axis in axes if any(runs_along_tokens(one, axis) for one in operations)]
+
+
+def find_unread_recurrence(frame: ModuleFrame, axes: list[TokenAxis]) -> str:
+    """Return why the recurrence that a module computes along one of these axes is not read; nothing if it computes none."""
     operations = frame.list_operations()
-    if len(operations) < 2 * MIN_STEPS:
-        return ""
-    counts = Counter(map(NAME, operations))
-    if any(map(is_running, counts)) and sums_decayed_tokens(frame, operations):
-        return SCAN
-    steps = sum(count for name, count in counts.items() if is_step(name))
-    if steps < MIN_STEPS or not any(map(is_pick, counts)):
-        return ""
-    return SCAN if combines_neighbors(frame, operations) else LOOP if computes_loop(frame, operations) else ""
-
-
-@cache
-def is_running(name: str) -> bool:
-    """Return whether the function of this name sums or multiplies all entries up to each. Cached per name."""
-    return strip_affixes(name) in RUNNING
+    for tokens in axes:
+        if sums_decayed_tokens(frame, operations, tokens):
+            return SCAN
+        if computes_loop(frame, operations, tokens):
+            return LOOP
+    return ""

@@ -72,13 +72,6 @@ def report_token_mixer(module: nn.Module, multiplies_scores: bool = False) -> No
             watcher.handle_token_mixer(module, reason)
 
 
-def report_recurrence(module: nn.Module, reason: str) -> None:
-    """Tell the watchers of a module that a recurrence over tokens ran in it, so that one that was not read is not left out."""
-    for watcher in STATE.watchers:
-        if id(module) in watcher.names:
-            watcher.handle_token_mixer(module, reason)
-
-
 def is_part_of_attention(missed: MissedCall, name: str) -> bool:
     """Return whether a missed module may only compute queries and keys for attention in the module of this name, its parent.
 
