@@ -24,7 +24,7 @@ class TokenAxis(NamedTuple):
     """The axis of the tokens in an input of a module, (b, t, c) or (t, b, c), and how many there are."""
 
     axis: int
-    count: int
+    size: int
 
 
 class LoopState(NamedTuple):
@@ -62,7 +62,7 @@ def computes_loop(frame: ModuleFrame, operations: list[Operation], tokens: Token
     last = {
         key: state
         for state in states.values()
-        if state.number >= tokens.count - 1 and (key := (id(state.tensor), state.number)) not in continued
+        if state.number >= tokens.size - 1 and (key := (id(state.tensor), state.number)) not in continued
     }
     most = sorted(last.values(), key=lambda state: state.number, reverse=True)
     return any(is_loop_over_tokens(frame, operations, state, tokens) for state in most[:MAX_LOOPS])
@@ -74,7 +74,7 @@ def has_parts(operations: list[Operation], tokens: TokenAxis) -> bool:
     picked = sum(len(one.results) for one in operations if picks_tokens(one, tokens))
     writes = Counter(id(one.given[0]) for one in operations if one.name == "__setitem__" and one.given)
     joined = max((len(one.given) for one in operations if one.name in LISTS), default=0)
-    return min(steps, picked, max(joined, *writes.values(), 0)) >= tokens.count - 1
+    return min(steps, picked, max(joined, *writes.values(), 0)) >= tokens.size - 1
 
 
 def picks_tokens(operation: Operation, tokens: TokenAxis) -> bool:
@@ -88,7 +88,7 @@ def runs_along_tokens(operation: Operation, tokens: TokenAxis) -> bool:
         return False
     axis, shape = operation.along
     is_axis = not axis if tokens.axis == 0 else 0 < axis < len(shape) - 1
-    return len(shape) > 2 and is_axis and shape[axis] == tokens.count and shape[-1] > 1
+    return len(shape) > 2 and is_axis and shape[axis] == tokens.size and shape[-1] > 1
 
 
 def follow_state(operation: Operation, states: dict[int, LoopState]) -> LoopState | None:
@@ -153,7 +153,7 @@ def is_loop_over_tokens(frame: ModuleFrame, operations: list[Operation], last: L
         if step is not None or read or (operation.child is not None and made):
             made |= {*map(id, operation.results)}
         elif picks_tokens(operation, tokens) and frame.find_contents(operation.given[0]) == TOKEN:
-            picked |= {id(y): (place * tokens.count + n,) for n, y in enumerate(operation.results)}
+            picked |= {id(y): (place * tokens.size + n,) for n, y in enumerate(operation.results)}
         elif sources := {n for x in given for n in picked.get(x, ())}:
             picked |= dict.fromkeys(map(id, operation.results), (*sorted(sources)[-MAX_PICKED:],))
-    return min(len(decays - {-1}), len(added - {-1}), max(joined, *writes.values(), 0)) >= tokens.count - 1
+    return min(len(decays - {-1}), len(added - {-1}), max(joined, *writes.values(), 0)) >= tokens.size - 1

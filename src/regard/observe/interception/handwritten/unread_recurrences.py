@@ -6,7 +6,7 @@ from regard.observe.interception.provenance import PLAIN, ModuleFrame
 
 MIN_TOKENS = 4
 LOOP = "it multiplies a state by decays that depend on tokens, and adds tokens to it in a loop, in a form that is not followed"
-SCAN = "it adds up tokens with decays that depend on tokens, by running sums or products of all tokens, which is not followed"
+SCAN = "it adds up tokens with decays that depend on tokens, by running sums over tokens, which are not followed"
 
 
 def find_token_axes(frame: ModuleFrame) -> list[TokenAxis]:
