@@ -108,3 +108,40 @@ class WithoutAttention(nn.Module):
 def test_other_sums_of_products_are_neither_recorded_nor_missed(style):
     recording, _ = record_and_compare(nn.Sequential(WithoutAttention(style)), lambda model: model(torch.randn(B, T, C)))
     assert not recording.calls
+
+
+class BesideNestedTensor(nn.Module):
+    """Attention, and a gate that sums products of two layers, in a module with a nested tensor among its arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.one, self.other = nn.Linear(C, 3 * D), nn.Linear(C, D), nn.Linear(C, D)
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        q, k, v = self.project(x).chunk(3, -1)
+        one, other = self.one(x), self.other(x)
+        self.weights = (q @ k.mT / 3).softmax(-1)
+        return self.weights @ v + (one * other).sum(-1, keepdim=True)
+
+
+class OfNestedTensor(nn.Module):
+    """A sum over the tokens of a nested tensor, or over its features, as PyTorch has them for its layouts."""
+
+    def __init__(self, layout: torch.layout) -> None:
+        super().__init__()
+        self.axis, self.one, self.other = 1 if layout is torch.jagged else -1, nn.Linear(C, D), nn.Linear(C, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, other = self.one(x), self.other(x)
+        return (one * other).sum(self.axis, keepdim=self.axis < 0)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_are_left_alone(layout):
+    memory = torch.nested.nested_tensor([torch.randn(3, C), torch.randn(4, C)], layout=layout)
+    part = BesideNestedTensor()
+    recording, _ = record_and_compare(nn.ModuleList([part]), lambda model: model[0](torch.randn(B, T, C), memory))
+    torch.testing.assert_close(recording.map(0).dense().squeeze(1), part.weights, rtol=0, atol=EQUAL)
+    recording, _ = record_and_compare(nn.ModuleList([OfNestedTensor(layout)]), lambda model: model[0](memory))
+    assert not recording.calls

@@ -201,7 +201,7 @@ class HandwrittenTracker(ProductTracker):
 
     def follow_module(self, frames: list[ModuleFrame], child: nn.Module, x: Tensor, y: Any) -> None:
         """Follow a module that cannot attend: dropout, one that mixes heads, or a network that scores pairs."""
-        if y is x or not isinstance(y, Tensor) or not (self.traces or y.shape[-1:] == (1,)) or not is_followable(y):
+        if y is x or not is_followable(y) or not (self.traces or y.shape[-1:] == (1,)):
             return  # y is x for a module that hooks are put on
         if y.shape[-1:] == (1,) and y.shape[:-1] == x.shape[:-1]:
             pair = find_pair(frames[-1], x, over_last=True)

@@ -45,7 +45,7 @@ class GatedSums:
 
     def add_sum(self, frames: list[ModuleFrame], name: str, args: Any, kwargs: Any, y: Tensor) -> None:
         """Add y if it is the sum over tokens of keys times values."""
-        if strip_affixes(name) not in ("sum", "mean"):
+        if strip_affixes(name) not in ("sum", "mean") or not isinstance(args[0], Tensor) or args[0].is_nested:
             return
         frame = frames[-1]
         weighted = self.weighted.get(args[0]) if len(self.weighted) else None
@@ -106,7 +106,7 @@ def find_product(frame: ModuleFrame, x: Tensor) -> LabelledProduct | None:
 def sums_tokens(frames: list[ModuleFrame], summed: LabelledProduct) -> bool:
     """Return whether a product sums its operands over as many entries as there are tokens, and not over features."""
     entries = math.prod(summed.get_size(label) for label in summed.labels[0] if label not in summed.result)
-    shapes = [x.shape for frame in frames for x in frame.input_tensors if x.dim() > 1]
+    shapes = [x.shape for frame in frames for x in frame.input_tensors if x.dim() > 1 and not x.is_nested]
     if not any(entries in (*shape[:-1], shape[2:].numel(), shape[1:-1].numel()) for shape in shapes):
         return False
     if any(frames[-1].find_contents(weakref.ref(x)) != TOKEN for x in summed.operands):
