@@ -104,3 +104,33 @@ class WithoutAttention(nn.Module):
 def test_other_windows_and_samples_are_neither_recorded_nor_missed(style):
     recording, _ = record_and_compare(nn.Sequential(WithoutAttention(style)), lambda model: model(torch.randn(B, T, C)))
     assert not recording.calls
+
+
+class WeightedInPlace(nn.Module):
+    """Values that are overwritten before their products with weights are summed."""
+
+    def __init__(self, style: str) -> None:
+        super().__init__()
+        self.style, self.weigh, self.project = style, nn.Linear(C, K), nn.Linear(C, 3 * C)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.style == "windows":
+            windows = F.pad(x, (0, 0, K - 1, 0)).unfold(1, K, 1).clone()
+            return windows.mul_(self.weigh(x).softmax(-1).unsqueeze(-2)).sum(-1)
+        q, k, v = self.project(x).chunk(3, -1)
+        values = v.unsqueeze(1).clone()
+        weights = (q @ k.mT).softmax(-1).unsqueeze(-1)
+        assert self.style == "values"
+        weighted = values * weights
+        values.zero_()
+        return weighted.sum(2)
+
+
+@pytest.mark.parametrize("style", ["windows", "values"])
+def test_values_that_were_overwritten_are_missed(style):
+    with torch.no_grad():
+        part = nn.Sequential(WeightedInPlace(style))
+        recording, _ = record_and_compare(part, lambda model: model(torch.randn(B, T, C)), missing=True)
+    assert not recording.calls
+    (missed,) = recording.missed
+    assert "were overwritten before their products were summed" in missed.reason

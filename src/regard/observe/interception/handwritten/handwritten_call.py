@@ -44,6 +44,7 @@ BLOCKS = (
     "whose rows are not known until the last block"
 )
 UNFOLLOWED = "its weights are multiplied with the values in a way that is not followed, such as a loop over keys"
+OVERWRITTEN = "its weights or its values were overwritten before their products were summed"
 OWN_VALUES = "each query has values of its own, as in {}"
 SPARSE = "its weights are in a sparse tensor, which is not followed"
 GATED = "its weights are multiplied by a gate after the softmax, which the map leaves out"
@@ -61,6 +62,7 @@ class HandwrittenCall(NamedTuple):
     tensor: Tensor  # the weights
     product: LabelledProduct | None
     place: int  # of the weights among the product's operands
+    unread: str = UNFOLLOWED  # why it cannot be read without a product
     edges: EdgeSum | None = None  # of a graph, if an index sums the weighted values
     quotient: TableQuotient | None = None  # of products of exponentials, if these are not multiplied with each other
 
@@ -88,7 +90,7 @@ def read_call(
     if weights.dims is None:
         raise UnreadableError(f"its weights or scores are rearranged by {describe(weights.changes)}, so its keys are not known")
     if product is None or (product.added is not None and bool(take_local(product.added[0]).any())):
-        raise UnreadableError(UNFOLLOWED)
+        raise UnreadableError(product_call.unread)
     dims = product.build_dims(table, {place: weights.dims})
     value, own = product.operands[1 - place], dims[1 - place]
     if is_picked(weights, table, own):

@@ -67,6 +67,7 @@ class Trace(NamedTuple):
     keys: Axes | None = None  # the axes of the softmax
     undropped: tuple[Tensor, Dims | None] | None = None  # the weights before dropout
     factors: tuple[Tensor, Tensor] | None = None  # the weights and the values that were multiplied entry by entry
+    writes: int = 0  # into the factors, before they were multiplied
     eps: float = 0.0  # the coarsest rounding on the way
     moved: MovedEntries | None = None  # where its entries come from, if functions moved them
     has_edits: bool = False  # whether a function that the formula leaves out may have changed single rows

@@ -10,13 +10,14 @@ from regard.observe.interception.handwritten.added_scores import gates_entries
 from regard.observe.interception.handwritten.ancestor_search import find_ancestors
 from regard.observe.interception.handwritten.edge_call import find_edge_sum
 from regard.observe.interception.handwritten.entry_sources import drop_repeats, restore_keys
-from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
+from regard.observe.interception.handwritten.handwritten_call import OVERWRITTEN, HandwrittenCall
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct, label_entries, label_sum
 from regard.observe.interception.handwritten.product_roles import is_value, shares_values, sums_tokens
 from regard.observe.interception.handwritten.score_form import COPIES, PERMUTES, VIEWS, is_view_index
 from regard.observe.interception.handwritten.score_tracker import ScoreTracker
 from regard.observe.interception.handwritten.second_products import UsedWeights
 from regard.observe.interception.handwritten.traces import ActivatedScores, Trace, TraceKind
+from regard.observe.interception.lookups import read_version
 from regard.observe.interception.provenance import FRESH, ModuleFrame
 
 DECOMPOSES = {  # whose results are no scores: those of a covariance are vectors of channels
@@ -55,7 +56,8 @@ class WeightTracker(ScoreTracker):
         if values:
             is_broadcast = y.numel() > min(trace.size, values[0].numel())
             factors = (x, values[0]) if len(tensors) == 2 and is_broadcast else None  # else they may be a mask too
-            self.follow(y, trace._replace(kind=TraceKind.WEIGHTED, shared=shared, factors=factors), name)
+            writes = count_writes(factors) - any(y is one for one in factors or ())
+            self.follow(y, trace._replace(kind=TraceKind.WEIGHTED, shared=shared, factors=factors, writes=writes), name)
         return bool(values)
 
     def follow_other(
@@ -123,6 +125,8 @@ class WeightTracker(ScoreTracker):
             if (trace.pairs or along) and (y.numel() < x.numel() or strip_affixes(name) not in ("sum", "mean")):
                 product = None if trace.factors is None else label_sum(label_entries(*trace.factors), name, args, kwargs)
                 call = self.complete_call(trace, x if trace.factors is None else trace.factors[0], product, "mul", name)
+                if trace.factors is not None and count_writes(trace.factors) != trace.writes:
+                    return call._replace(product=None, unread=OVERWRITTEN)
                 edges = None if trace.factors is None else find_edge_sum(name, args, kwargs, trace.factors[1])
                 return call._replace(edges=edges)
         if role is Role.ADD and several and trace.pairs:
@@ -145,6 +149,11 @@ class WeightTracker(ScoreTracker):
         steps = [trace.function, *map(strip_affixes, names)]
         place = 0 if product is None else product.find_place(x)
         return HandwrittenCall(f"{', '.join(steps[:-1])} and {steps[-1]}", trace, x, product, place)
+
+
+def count_writes(factors: tuple[Tensor, Tensor] | None) -> int:
+    """Return how often factors were written into."""
+    return sum(map(read_version, factors or ()))
 
 
 def keeps_entries(name: str, args: Any, x: Tensor, y: Tensor) -> bool:
