@@ -1,5 +1,7 @@
 """Queries times a sum over tokens of keys times values are linear attention, with a head for each channel."""
 
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -78,6 +80,7 @@ class WithoutAttention(nn.Module):
     def __init__(self, style: str) -> None:
         super().__init__()
         self.style, self.project, self.squeeze, self.excite = style, nn.Linear(C, 3 * D), nn.Linear(D, 2), nn.Linear(2, D)
+        self.rectify = nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.project(x).chunk(3, -1)
@@ -94,6 +97,20 @@ class WithoutAttention(nn.Module):
             return q * self.excite(self.squeeze(q.mean(1, keepdim=True)).relu()).sigmoid()
         if self.style == "an excited pooling":
             return q * self.excite(self.squeeze((k.softmax(1) * v).sum(1, keepdim=True)).relu()).sigmoid()
+        if self.style == "what a projection over tokens leaves":
+            return v - q * (v * k).sum(1, keepdim=True)
+        if self.style == "a mean over the batch":
+            return q * (k * v).mean(0, keepdim=True)
+        if self.style == "a mean over the batch of vectors":
+            q, k, v = self.project(x[:, 0]).chunk(3, -1)
+            return q * (k * v).mean(0)
+        if self.style == "an image, over channels and rows":
+            q, k, v = (y.view(B, D, T, 1) for y in self.project(x).mT.contiguous().chunk(3, 1))
+            return q * (k * v).sum((1, 2), keepdim=True)
+        if self.style == "a gate in place":
+            return q * (k * v).mean(1, keepdim=True).sigmoid_()
+        if self.style == "a rectified gate in place":
+            return q * self.rectify((k.softmax(1) * v).sum(1, keepdim=True))
         assert self.style == "pooling with a row for each channel"
         return (k.softmax(1) * v).sum(1)
 
@@ -102,7 +119,9 @@ class WithoutAttention(nn.Module):
     "style",
     [
         *("a projection onto a vector", "gates by features", "a masked mean", "a variance", "squeeze and excitation"),
-        *("an excited pooling", "pooling with a row for each channel"),
+        *("an excited pooling", "pooling with a row for each channel", "what a projection over tokens leaves"),
+        *("a mean over the batch", "a mean over the batch of vectors", "an image, over channels and rows", "a gate in place"),
+        "a rectified gate in place",
     ],
 )
 def test_other_sums_of_products_are_neither_recorded_nor_missed(style):
@@ -145,3 +164,69 @@ def test_nested_tensors_are_left_alone(layout):
     torch.testing.assert_close(recording.map(0).dense().squeeze(1), part.weights, rtol=0, atol=EQUAL)
     recording, _ = record_and_compare(nn.ModuleList([OfNestedTensor(layout)]), lambda model: model[0](memory))
     assert not recording.calls
+
+
+def test_an_image_summed_over_channels_is_no_attention_of_tokens():
+    class OfChannels(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project = nn.Conv2d(T, 3 * T, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.project(x).chunk(3, 1)
+            return q * (k * v).mean((1, 2), keepdim=True)
+
+    recording, _ = record_and_compare(nn.Sequential(OfChannels()), lambda model: model(torch.randn(B, T, T, 1)))
+    assert not recording.calls
+
+
+class OfTemporaries(ChannelAttention):
+    """Keys and values that the module does not keep until queries multiply the sum."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.style == "inline":
+            return self.query(x) * (self.key(x) * self.value(x)).sum(1, keepdim=True)
+        k, v = self.key(x), self.value(x)
+        k = k * v
+        return self.query(x) * k.mean(1, keepdim=True)
+
+
+@pytest.mark.parametrize("style", ["inline", "rebound"])
+def test_keys_that_were_freed_are_missed(style):
+    part, x = nn.Sequential(OfTemporaries(style)), torch.randn(B, T, C)
+    with torch.no_grad():
+        recording, _ = record_and_compare(part, lambda model: model(x), missing=True)
+    assert [one.module for one in recording.missed] == ["0"]
+    assert "whose keys or values were freed before queries were multiplied with the sum" in recording.missed[0].reason
+    recording, output = record_and_compare(part, lambda model: model(x))  # the graph of autograd holds them
+    found = recording.map(0, kind="implicit") @ recording.values(0, kind="implicit")
+    torch.testing.assert_close(found.squeeze(-1).mT, output, rtol=0, atol=EQUAL)
+
+
+class ManySums(nn.Module):
+    """Gates by sums of products of layers, or of a softmax with the tokens, that no queries multiply."""
+
+    def __init__(self, style: str) -> None:
+        super().__init__()
+        self.style, self.key, self.value, self.alive = style, nn.Linear(C, C), nn.Linear(C, C), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        references, gates = [], []
+        for _ in range(4):
+            k, v = self.key(x), self.value(x)
+            k = k.softmax(1) if "softmax" in self.style else k
+            product = k * v
+            references += [weakref.ref(k), weakref.ref(v)]
+            x = x + product if self.style == "a softmax as a gate" else x * product.mean(1, keepdim=True).tanh()
+            gates.append(product)
+        del k, v
+        self.alive = sum(one() is not None for one in references)
+        return x
+
+
+@pytest.mark.parametrize("style", ["products", "a softmax", "a softmax as a gate"])
+def test_keys_and_values_of_other_sums_are_freed(style):
+    part = ManySums(style)
+    with torch.no_grad():
+        record_and_compare(nn.Sequential(part), lambda model: model(torch.randn(B, T, C)))
+    assert part.alive == 0

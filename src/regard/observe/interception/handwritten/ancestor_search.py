@@ -331,12 +331,12 @@ class Projection(NamedTuple):
     frame: ModuleFrame
 
 
-def find_projection(frames: list[ModuleFrame], x: Tensor) -> Projection | None:
+def find_projection(frames: list[ModuleFrame], x: TensorOrRef) -> Projection | None:
     """Return the tensor that a module or a product made and whose parts, changed entry by entry or normed, x is.
 
     None if its entries may have another order in memory.
     """
-    one = weakref.ref(x)
+    one = weakref.ref(x) if isinstance(x, Tensor) else x
     for frame in reversed(frames):
         for _ in range(MAX_STEPS):
             makers = [maker for maker in frame.find_makers(one) if not (maker.given and maker.given[0] is one)]  # in place

@@ -127,6 +127,8 @@ class HandwrittenTracker(ProductTracker):
             return None
         if role is Role.SUM:
             self.gated_sums.add_sum(frames, name, args, kwargs, results[0])
+        else:
+            self.gated_sums.release(tensors)
         if role is Role.SUM and tensors and self.entry_products.find(tensors[0]):
             if self.follow_summed_product(frames, name, args, kwargs, tensors[0], results[0]):
                 return None

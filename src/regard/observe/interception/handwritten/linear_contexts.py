@@ -189,6 +189,8 @@ class LinearContexts:
         if place is None:
             return
         context, core = self.contexts[args[place]], name if name in PERMUTES else strip_affixes(name)
+        if core in ("sub", "subtract") and place == 1 and is_deflated(context.call, args[0]):
+            self.found = [one for one in self.found if one.call is not context.call]
         if core in PRODUCTS | QUOTIENTS and len(args) == 2 and not (core in QUOTIENTS and (place or kwargs)):
             by = torch.as_tensor(args[1 - place], device=result.device).detach().to(context.call.row_scale.dtype)
             if self.multiply_rows(context, result, by.reciprocal() if core in QUOTIENTS else by):
@@ -239,6 +241,13 @@ class LinearContexts:
         call.row_scale = call.row_scale * of_rows
         call.outputs, call.columns = outputs.view(*shape, -1), grid[0]
         return True
+
+
+def is_deflated(call: LinearCall | ActivatedCall, x: Any) -> bool:
+    """Return whether x is the keys or the values of each channel: less the output of a call, what a projection leaves of it."""
+    if isinstance(call, ActivatedCall) or call.q.shape[-1] > 1 or not isinstance(x, Tensor):
+        return False
+    return x.numel() == call.k.numel() and x.data_ptr() in (call.k.data_ptr(), call.v.data_ptr())
 
 
 def has_feature_map(frames: list[ModuleFrame], k: Tensor, x: Tensor) -> bool:
