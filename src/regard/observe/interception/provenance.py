@@ -57,7 +57,7 @@ class Operation(NamedTuple):
     sizes: list[int]
     results: "list[weakref.ref[Tensor]]"
     lookup: Lookup | None = None  # of a gather
-    dim: Any = None  # of a sum, as it was given
+    dim: Any = None  # of a sum, as it was given, or of windows, from the last
     along: tuple[int, tuple[int, ...]] | None = None  # the axis of a pick or a running sum, and the shape of what it was given
 
 
@@ -137,6 +137,9 @@ class ModuleFrame:
         lookup, dim = None, None
         if name in SUMS:
             dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+        elif name == "unfold" and has_more_axes(args, result):  # not that of images
+            dim = kwargs.get("dimension", args[1] if len(args) > 1 else None)
+            dim = dim if dim is None or dim < 0 else dim - args[0].dim()
         if name in GATHERS:
             args = put_table_first(args) if name == "embedding" else args
             lookup = find_lookup(name, args, kwargs)
@@ -267,6 +270,11 @@ def list_tensors_by_place(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
     if not places:
         return args, kwargs
     return (*args, *(kwargs[key] for key in places)), {key: value for key, value in kwargs.items() if key not in PLACES}
+
+
+def has_more_axes(args: Any, result: Any) -> bool:
+    """Return whether a result has more axes than the first of a function's arguments."""
+    return bool(args) and all(isinstance(x, Tensor) for x in (args[0], result)) and result.dim() > args[0].dim()
 
 
 @cache

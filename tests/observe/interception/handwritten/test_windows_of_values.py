@@ -85,6 +85,7 @@ class WithoutAttention(nn.Module):
     def __init__(self, style: str) -> None:
         super().__init__()
         self.style, self.weight, self.score = style, nn.Parameter(torch.randn(K)), nn.Linear(C, K)
+        self.value = nn.Linear(C, C)
 
     def forward(self, x: Tensor) -> Tensor:
         windows = F.pad(x, (0, 0, K - 1, 0)).unfold(1, K, 1)  # (b, t, c, k)
@@ -95,12 +96,35 @@ class WithoutAttention(nn.Module):
         if self.style == "a warped image":
             grid = self.score(x)[..., :2].tanh().unsqueeze(1)
             return F.grid_sample(x[:, None], grid, align_corners=False) * x.mean()
+        if self.style == "windows of features":
+            return (F.pad(x, (2, 2)).unfold(-1, K, 1) @ self.score(x).softmax(-1).unsqueeze(-1)).squeeze(-1)
+        if self.style == "windows of features of a layer":
+            return torch.einsum("btk,btck->btc", self.score(x).softmax(-1), F.pad(self.value(x), (2, 2)).unfold(2, K, 1))
+        if self.style == "a filter for each sample":
+            return torch.einsum("bk,btck->btc", self.score(x.mean(1)).softmax(-1), windows)
+        if self.style == "a gate of channels":
+            image, grid = x[:, :K, None], F.affine_grid(torch.eye(2, 3).expand(B, 2, 3), (B, K, 1, C), align_corners=False)
+            sampled = F.grid_sample(image, grid, align_corners=False)
+            return (self.score(x.mean(1)).softmax(-1)[:, :, None, None] * sampled).sum(1, keepdim=True)
         assert self.style == "depths"
         weights = self.score(x).softmax(-1)
         return (weights * torch.linspace(0, 1, K)).sum(-1), weights @ torch.linspace(0, 1, K)
 
 
-@pytest.mark.parametrize("style", ["a light convolution", "patches", "a warped image", "depths"])
+@pytest.mark.parametrize(
+    "style",
+    [
+        *(
+            "a light convolution",
+            "patches",
+            "a warped image",
+            "depths",
+            "windows of features",
+            "windows of features of a layer",
+        ),
+        *("a filter for each sample", "a gate of channels"),
+    ],
+)
 def test_other_windows_and_samples_are_neither_recorded_nor_missed(style):
     recording, _ = record_and_compare(nn.Sequential(WithoutAttention(style)), lambda model: model(torch.randn(B, T, C)))
     assert not recording.calls
@@ -134,3 +158,36 @@ def test_values_that_were_overwritten_are_missed(style):
     assert not recording.calls
     (missed,) = recording.missed
     assert "were overwritten before their products were summed" in missed.reason
+
+
+class WindowAttention(nn.Module):
+    """Attention of each pixel, or each token, to those around it. https://arxiv.org/abs/1906.05909"""
+
+    def __init__(self, axes: int) -> None:
+        super().__init__()
+        convolution = (nn.Conv1d, nn.Conv2d)[axes - 1]
+        self.axes, self.query, self.key, self.value = axes, *(convolution(C, C, 1) for _ in range(3))
+
+    def unfold(self, x: Tensor) -> Tensor:
+        x = F.pad(x, [1] * 2 * self.axes)
+        for n in range(self.axes):
+            x = x.unfold(2 + n, 3, 1)
+        return x.flatten(2 + self.axes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.query(x), self.unfold(self.key(x)), self.unfold(self.value(x))
+        weights = (q.unsqueeze(-1) * k).sum(1, keepdim=True).softmax(-1)
+        self.weights = weights.detach()
+        return (weights * v).sum(-1)
+
+
+@pytest.mark.parametrize("axes", [1, 2])
+def test_windows_of_keys_and_values_are_self_attention(axes):
+    part = WindowAttention(axes)
+    x = torch.randn(B, C, *(4, 5)[:axes])
+    recording, _ = record_and_compare(nn.Sequential(part), lambda model: model(x))
+    (call,) = recording.calls
+    found = call.map.dense()
+    assert call.kind == "self"
+    assert ["each query has keys and values of its own" in note for note in recording.notes] == [True]
+    torch.testing.assert_close(found.flatten(), part.weights.flatten(), rtol=0, atol=EQUAL)

@@ -28,12 +28,12 @@ from regard.observe.interception.handwritten.edge_call import GRAPH, EdgeSum, bu
 from regard.observe.interception.handwritten.edge_softmax import EDGE_SUMS
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct
 from regard.observe.interception.handwritten.picked_call import build_picked_call, find_picked_groups, is_picked
-from regard.observe.interception.handwritten.product_roles import name_windows
 from regard.observe.interception.handwritten.score_formula import bound_products, resolve_form
 from regard.observe.interception.handwritten.tensor_axes import AxisTable, Dims
 from regard.observe.interception.handwritten.traces import Trace
 from regard.observe.interception.handwritten.undivided_contexts import DIVIDED, UNSEEN
 from regard.observe.interception.handwritten.unnormalized_call import LIMIT_BYTES, build_unnormalized_call
+from regard.observe.interception.handwritten.windows import multiplies_tokens, name_windows
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.thread_state import STATE, cache_in_forward
@@ -45,6 +45,7 @@ BLOCKS = (
 )
 UNFOLLOWED = "its weights are multiplied with the values in a way that is not followed, such as a loop over keys"
 OVERWRITTEN = "its weights or its values were overwritten before their products were summed"
+OWN_KEYS = "each query has keys and values of its own, as in attention over windows"
 OWN_VALUES = "each query has values of its own, as in {}"
 SPARSE = "its weights are in a sparse tensor, which is not followed"
 GATED = "its weights are multiplied by a gate after the softmax, which the map leaves out"
@@ -237,7 +238,10 @@ def build_call(
         except UnreadableError as error:
             reason = str(error)
     if not (trace.pairs or groups.queries) and (title := name_windows(STATE.frames[-1], product_call.values)):
-        return replace(store_weights(trace, matrix, v, kernel, OWN_VALUES.format(title)), is_cross=True), None
+        if multiplies_tokens(STATE.frames[-1], product_call.tensor):
+            return store_weights(trace, matrix, v, kernel, reason or OWN_KEYS), None
+        reason = "; ".join(filter(None, (reason, OWN_VALUES.format(title))))
+        return replace(store_weights(trace, matrix, v, kernel, reason), is_cross=True), None
     return store_weights(trace, matrix, v, kernel, reason or describe_unknown(product_call)), None
 
 

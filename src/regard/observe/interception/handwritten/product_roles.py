@@ -9,7 +9,6 @@ from torch import Tensor
 from regard.observe.interception.function_roles import strip_affixes
 from regard.observe.interception.handwritten.added_scores import SUM
 from regard.observe.interception.handwritten.ancestor_search import (
-    MAX_STEPS,
     find_projection,
     has_features_last,
     has_tokens,
@@ -18,7 +17,6 @@ from regard.observe.interception.handwritten.ancestor_search import (
     walk_back,
 )
 from regard.observe.interception.handwritten.contraction import find_axes, is_shared
-from regard.observe.interception.handwritten.edge_softmax import is_layout
 from regard.observe.interception.handwritten.generated_matrices import multiplies_generated_matrix
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct, label_terms
 from regard.observe.interception.handwritten.linear_attention import (
@@ -30,13 +28,8 @@ from regard.observe.interception.handwritten.linear_attention import (
 from regard.observe.interception.handwritten.linear_scores import is_table
 from regard.observe.interception.handwritten.tensor_axes import Dims
 from regard.observe.interception.handwritten.traces import Trace, Traced, TraceKind, Traces
+from regard.observe.interception.handwritten.windows import reads_windows
 from regard.observe.interception.provenance import JOINS, TOKEN, ModuleFrame
-
-WINDOWS = {  # functions whose results may have a token several times, and what weighs these
-    "unfold": "dynamic convolution",
-    "as_strided": "dynamic convolution",
-    "grid_sample": "deformable attention",
-}
 
 
 def is_attention_product(
@@ -53,7 +46,7 @@ def is_attention_product(
     if sums_softmax(traces, x, trace, product) is False:
         return False
     others = [v for v in operands if v is not x]
-    are_windows = any(reads_windows(frames[-1], x, v) for v in others)
+    are_windows = any(reads_windows(frames, x, v, trace.extent) for v in others)
     rows = [] if product is None else product.list_rows(product.find_place(x))
     if product is not None and not are_windows and mixes_within_tokens(frames, product, rows):
         return False
@@ -80,30 +73,6 @@ def reads_other_tokens(frames: list[ModuleFrame], weights: Tensor, values: Tenso
     return (
         encoded is not None and encoded.dim() <= 3 and not (is_joined(frames[-1:], values) or is_joined(frames[:-1], encoded))
     )
-
-
-def reads_windows(frame: ModuleFrame, weights: Tensor, values: Tensor) -> bool:
-    """Return whether a token predicts a row of weights for a window of tokens, or for tokens sampled at places.
-
-    Rows then share tokens, each in values of its own.
-    """
-    return frame.find_contents(weakref.ref(weights)) == TOKEN and bool(name_windows(frame, values))
-
-
-def name_windows(frame: ModuleFrame, values: Tensor) -> str:
-    """Return what weighs values that are windows of tokens, or tokens sampled at places; nothing for other values."""
-    x, size = weakref.ref(values), values.numel()
-    for _ in range(MAX_STEPS):
-        maker = next(reversed(frame.find_makers(x)), None)
-        if maker is None or maker.child is not None or not maker.given:
-            break
-        core = strip_affixes(maker.name)
-        if core in WINDOWS:
-            return WINDOWS[core] if core == "grid_sample" or maker.sizes[0] < size else ""
-        if not (is_layout(maker) or maker.name in JOINS):
-            break
-        x, size = maker.given[0], maker.sizes[0]
-    return ""
 
 
 def find_arguments(frame: ModuleFrame, x: Tensor) -> set[int]:
@@ -250,7 +219,7 @@ def shares_values(frames: list[ModuleFrame], weights: Tensor, values: Tensor, ex
     """Return whether rows of weights, each `extent` long, share values that they did not choose, or read other tokens."""
     is_read = (
         is_shared(weights, values, extent)
-        or reads_windows(frames[-1], weights, values)
+        or reads_windows(frames, weights, values, extent)
         or reads_other_tokens(frames, weights, values)
     )
     return is_read and not is_routed(frames, weights, values)
