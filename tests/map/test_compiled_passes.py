@@ -55,14 +55,14 @@ def planes(mask, **options):
 
 def gather_statistics(plane, threads, rows, columns):
     """The statistics and the picture of one plane."""
-    found = compiled_passes.gather_statistics([plane], threads, rows, columns)
-    return None if found is None else (found[0][0], found[1][0])
+    found, pictures, wrong = compiled_passes.gather_statistics([plane], threads, rows, columns)
+    return None if wrong else (found[0], pictures[0])
 
 
 def find_top(plane, threads, n):
     """The largest weights of one plane, and their keys."""
-    found = compiled_passes.find_top([plane], threads, n)
-    return None if found is None else (found[0][0], found[1][0])
+    values, keys, wrong = compiled_passes.find_top([plane], threads, n)
+    return None if wrong else (values[0], keys[0])
 
 
 @pytest.mark.slow
@@ -220,9 +220,10 @@ def test_planes_together_give_the_bits_of_each_alone(name, threads, count, monke
     request = make_request(q, k, k, **BATCHES[name]())
     several = [Plane(request, b, h) for b in range(B) for h in range(H)][-count:]
     bins = bin_edges(0, 67, 29), bin_edges(0, 83, 31)
-    found, pictures = compiled_passes.gather_statistics(several, threads, *bins)
-    again, means, largest = compiled_passes.gather_overview(several, threads, *bins)
-    values, keys = compiled_passes.find_top(several, threads, 5)
+    found, pictures, wrong = compiled_passes.gather_statistics(several, threads, *bins)
+    again, means, largest, also_wrong = compiled_passes.gather_overview(several, threads, *bins)
+    values, keys, wrong_rows = compiled_passes.find_top(several, threads, 5)
+    assert wrong == also_wrong == wrong_rows == []
     assert torch.equal(means, pictures.pool("mean"))
     assert torch.equal(largest, pictures.max)
     for n, one in enumerate(several):

@@ -7,7 +7,7 @@ these passes are about to use.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,50 +41,58 @@ def can_run_compiled(plane: Plane) -> bool:
 
 
 def gather_statistics(
-    planes: Sequence[Plane], threads: int, rows: Tensor, columns: Tensor
-) -> tuple[TraversalResult, BinnedWeights] | None:
-    """Compute all row statistics, the sum of each column, the denominators and the pictures of planes, in one traversal.
+    planes: Sequence[Plane], threads: int, rows: Tensor, columns: Tensor, names: Iterable[str] = ROWS
+) -> tuple[TraversalResult, BinnedWeights, list[int]]:
+    """Compute row statistics by name, the sum of each column, the denominators and the pictures of planes, in one traversal.
 
     All results are (n, ...). rows and columns are the edges of the picture's bins. The columns cover all keys; the rows cover
-    all queries or a run of them, to which all results are then restricted. Return None if there is a NaN, which comparisons
-    would lose.
+    all queries or a run of them, to which all results are then restricted. The last result lists the planes with a NaN, by
+    place: comparisons lose it, and their results are not valid.
     """
     bins = PictureBins(rows, columns)
     total, most = bins.allocate(len(planes))
-    found = traverse_planes(planes, threads, bins, total, most, np.zeros((0, *bins.shape), np.float32))
-    return None if found is None else (found, bins.make_pictures(total, most))
+    found, wrong = traverse_planes(planes, threads, bins, names, total, most, np.zeros((0, *bins.shape), np.float32))
+    return found, bins.make_pictures(total, most), wrong
 
 
 def gather_overview(
     planes: Sequence[Plane], threads: int, rows: Tensor, columns: Tensor
-) -> tuple[TraversalResult, Tensor, Tensor] | None:
+) -> tuple[TraversalResult, Tensor, Tensor, list[int]] | None:
     """Compute what `gather_statistics` does, with the means and the largest weights of the bins instead of their sums.
 
-    Return None if there is a NaN, or if the matrices are so large that the rows of a bin may be in several parts.
+    Return None if the matrices are so large that the rows of a bin may be in several parts.
     """
     bins, (q, k) = PictureBins(rows, columns), planes[0].shape
     if 2 * q * k > BLOCK_NUMBERS or not bins.is_whole:
         return None
-    total, (most, means) = np.zeros((0, *bins.shape)), np.empty((2, len(planes), *bins.shape), np.float32)
-    found = traverse_planes(planes, threads, bins, total, most, means)
-    return None if found is None else (found, torch.from_numpy(means), torch.from_numpy(most))
+    no_sums, shape = np.zeros((0, *bins.shape)), (len(planes), *bins.shape)
+    most, means = np.empty(shape, np.float32), np.empty(shape, np.float32)
+    found, wrong = traverse_planes(planes, threads, bins, ROWS, no_sums, most, means)
+    return found, torch.from_numpy(means), torch.from_numpy(most), wrong
 
 
 def traverse_planes(
-    planes: Sequence[Plane], threads: int, bins: PictureBins, *pictures: "pass_inputs.Floats | pass_inputs.Sums"
-) -> TraversalResult | None:
-    """Compute the statistics of the rows of bins, (n, ...), and the pictures, as `overview`; None if there is a NaN."""
+    planes: Sequence[Plane],
+    threads: int,
+    bins: PictureBins,
+    names: Iterable[str],
+    *pictures: "pass_inputs.Floats | pass_inputs.Sums",
+) -> tuple[TraversalResult, list[int]]:
+    """Compute the statistics of the rows of bins, (n, ...), and the pictures, as `overview`; list the planes with a NaN."""
     (q, k), units, parts = planes[0].shape, len(planes), count_parts(planes, threads)
     first, last = int(bins.edges[0]), int(bins.edges[-1])
     found, received = np.zeros((units, len(NAMES), q), np.float32), np.zeros((units, parts, k))
     arguments = bins.edges, bins.columns.numpy(), found, received
     run_batch(planes, "overview", bins.edges, threads, *arguments, *pictures, rows=(first, last))
-    found = np.ascontiguousarray(found.transpose(1, 0, 2)[..., first:last])  # a view would keep all rows alive
-    if not np.isfinite(found[:2]).all():
-        return None
-    statistics = dict(zip(NAMES, torch.from_numpy(found), strict=True))
-    below = Denominators(statistics.pop("shift"), statistics.pop("total"))
-    return TraversalResult(statistics, torch.from_numpy(received.sum(1).astype(np.float32)), below)
+    own = {name: torch.from_numpy(found[:, NAMES.index(name), first:last].copy()) for name in ("shift", "total", *names)}
+    below = Denominators(own.pop("shift"), own.pop("total"))
+    return TraversalResult(own, torch.from_numpy(received.sum(1).astype(np.float32)), below), find_wrong_planes(found)
+
+
+def find_wrong_planes(found: "pass_inputs.Floats") -> list[int]:
+    """List the planes, by place, whose denominators (n, NAMES, rows) are not all finite."""
+    wrong: list[int] = np.flatnonzero(~np.isfinite(found[:, :2]).all((1, 2))).tolist()
+    return wrong
 
 
 def summarize_planes(
@@ -196,13 +204,13 @@ def gather_entries(plane: Plane, threads: int, products: Products, rows: Tensor,
     return EntryStatistics(row_sums, column_sums, choose_larger(largest, -lowest), picture)
 
 
-def find_top(planes: Sequence[Plane], threads: int, n: int) -> tuple[Tensor, Tensor] | None:
-    """Return the n largest weights of each row of planes and their keys, (planes, q, n), or None if there is a NaN."""
+def find_top(planes: Sequence[Plane], threads: int, n: int) -> tuple[Tensor, Tensor, list[int]]:
+    """Return the n largest weights of each row of planes, their keys, (planes, q, n), and the planes with a NaN, by place."""
     units, q = len(planes), planes[0].shape[0]
     found, values = np.zeros((units, len(NAMES), q), np.float32), np.zeros((units, q, n), np.float32)
     keys = np.zeros((units, q, n), np.int64)
     run_batch(planes, "top", np.arange(0, q, pass_inputs.RUN), threads, found, values, keys)
-    return (torch.from_numpy(values), torch.from_numpy(keys)) if np.isfinite(found[:, :2]).all() else None
+    return torch.from_numpy(values), torch.from_numpy(keys), find_wrong_planes(found)
 
 
 def apply_weights(plane: Plane, threads: int, v: Tensor) -> tuple[Tensor, Denominators] | None:

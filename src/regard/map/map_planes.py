@@ -111,15 +111,8 @@ class MapPlanes:
         self, planes: Sequence[Plane], rows: Tensor, columns: Tensor, statistics: Mapping[str, passes.Statistic]
     ) -> tuple[passes.TraversalResult, BinnedWeights]:
         """Traverse planes by the fastest pass available, with a picture and at least the statistics given: (n, ...) each."""
-        found = None
-        if triton_passes.can_run_triton(planes[0]):
-            quick = triton_passes.gather_statistics(planes, rows, columns)
-            found = None if quick is None else passes.stack_results(quick, statistics)
-        elif compiled_passes.can_run_compiled(planes[0]):
-            found = compiled_passes.gather_statistics(planes, torch.get_num_threads(), rows, columns)
-        if found is None:
-            each = (traverse_plane(plane, rows, columns, statistics) for plane in planes)
-            found = passes.stack_results(each, statistics)
+        quick = triton_passes.gather_statistics(planes, rows, columns) if triton_passes.can_run_triton(planes[0]) else None
+        found = traverse_planes(planes, rows, columns, statistics) if quick is None else passes.stack_results(quick, statistics)
         self.denominators.add([(plane.b, plane.h) for plane in planes], found[0].denominators)
         return found
 
@@ -145,10 +138,8 @@ class MapPlanes:
             found, below = small_maps.gather_statistics(self.request, self.pair_numbers, list(passes.ROWS), has_picture=True)
             mean = largest = found.pop("weights")
         else:
-            planes, (rows, columns) = (
-                self.list_planes(),
-                (pooling.bin_edges(0, n, min(n, PICTURE_BINS)) for n in self.shape[2:]),
-            )
+            planes = self.list_planes()
+            rows, columns = (pooling.bin_edges(0, length, min(length, PICTURE_BINS)) for length in self.shape[2:])
             quick = None
             if compiled_passes.can_run_compiled(planes[0]):
                 quick = compiled_passes.gather_overview(planes, torch.get_num_threads(), rows, columns)
@@ -156,20 +147,24 @@ class MapPlanes:
                 result, picture = self.traverse(planes, rows, columns, passes.ROWS)
                 mean, largest = picture.pool("mean"), picture.pool("max")
             else:
-                result, mean, largest = quick
+                result, mean, largest, wrong = quick
+                for n in wrong:
+                    result[n], picture = passes.gather_with_picture(planes[n], rows, columns, passes.ROWS)
+                    mean[n], largest[n] = picture.pool("mean"), picture.pool("max")
             found, below = {**result.rows, "received": result.received}, result.denominators
         self.denominators.add_product(self.rows, self.heads, below)
         return {name: self.split_axis(x) for name, x in {**found, "mean": mean, "max": largest}.items()}
 
     def find_top(self, n: int) -> tuple[Tensor, Tensor]:
         """Return the n largest weights of each row and their keys, (b, h, q, n)."""
-        planes, quick = self.list_planes(), None
+        planes = self.list_planes()
         if n <= compiled_passes.MOST and compiled_passes.can_run_compiled(planes[0]):
-            quick = compiled_passes.find_top(planes, torch.get_num_threads(), n)
-        if quick is None:
-            found = [passes.find_top(plane, n) for plane in planes]
-            quick = torch.stack([values for values, _ in found]), torch.stack([keys for _, keys in found])
-        return self.split_axis(quick[0]), self.split_axis(quick[1])
+            values, keys, wrong = compiled_passes.find_top(planes, torch.get_num_threads(), n)
+            for place in wrong:
+                values[place], keys[place] = passes.find_top(planes[place], n)
+        else:
+            values, keys = (torch.stack(both) for both in zip(*(passes.find_top(plane, n) for plane in planes), strict=True))
+        return self.split_axis(values), self.split_axis(keys)
 
     def gather_batch_sums(self, wanted: SumRequest) -> tuple[dict[str, Tensor], WeightSums] | None:
         """Compute the statistics, by name, and sums of the weights of small matrices; None if no compiled pass applies."""
@@ -236,12 +231,23 @@ class MapPlanes:
         return picture
 
 
+def traverse_planes(
+    planes: Sequence[Plane], rows: Tensor, columns: Tensor, statistics: Mapping[str, passes.Statistic]
+) -> tuple[passes.TraversalResult, BinnedWeights]:
+    """Traverse planes by the compiled pass, and by the plain one if that does not apply, or those with a NaN."""
+    if not compiled_passes.can_run_compiled(planes[0]):
+        return passes.stack_results(
+            (passes.gather_with_picture(plane, rows, columns, statistics) for plane in planes), statistics
+        )
+    result, picture, wrong = compiled_passes.gather_statistics(planes, torch.get_num_threads(), rows, columns, statistics)
+    for n in wrong:
+        result[n], picture[n] = passes.gather_with_picture(planes[n], rows, columns, statistics)
+    return result, picture
+
+
 def traverse_plane(
     plane: Plane, rows: Tensor, columns: Tensor, statistics: Mapping[str, passes.Statistic]
 ) -> tuple[passes.TraversalResult, BinnedWeights]:
-    """Traverse one plane by the compiled pass, or by the plain one if that does not apply or there is a NaN."""
-    if compiled_passes.can_run_compiled(plane):
-        found = compiled_passes.gather_statistics([plane], torch.get_num_threads(), rows, columns)
-        if found is not None:
-            return found[0][0], found[1][0]
-    return passes.gather_with_picture(plane, rows, columns, statistics)
+    """Traverse one plane, as `traverse_planes` several."""
+    result, picture = traverse_planes([plane], rows, columns, statistics)
+    return result[0], picture[0]

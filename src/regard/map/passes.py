@@ -82,6 +82,13 @@ class TraversalResult:
         rows = {name: x[plane] for name, x in self.rows.items()}
         return TraversalResult(rows, self.received[plane], self.denominators[plane])
 
+    def __setitem__(self, plane: int, one: "TraversalResult") -> None:
+        """Replace the results of one plane of several."""
+        for name, x in self.rows.items():
+            x[plane] = one.rows[name]
+        self.received[plane] = one.received
+        self.denominators.shift[plane], self.denominators.total[plane] = one.denominators.shift, one.denominators.total
+
 
 def gather_statistics(
     plane: Plane, statistics: Mapping[str, Statistic], watch: Iterable[Callable[[RowRun], None]] = (), rows: slice = slice(None)

@@ -41,6 +41,10 @@ class BinnedWeights:
         """Return one picture of those of several planes."""
         return BinnedWeights.from_sums(self.rows, self.columns, self.sum[plane], self.max[plane])
 
+    def __setitem__(self, plane: int, one: "BinnedWeights") -> None:
+        """Replace one picture of those of several planes."""
+        self.sum[plane], self.max[plane] = one.sum, one.max
+
     def add_run(self, run: RowRun) -> None:
         """Add a run of a traversal."""
         self.add(torch.arange(run.start, run.stop, device=run.columns.device), run.columns, run.weights)
