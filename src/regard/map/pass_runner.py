@@ -40,18 +40,20 @@ def run_batch(
     """Run a compiled pass over planes of one request, in blocks of rows that do not cross an edge, all rows or some.
 
     `arguments` are passed on to the pass: its arrays have an axis of planes. Planes in one part are packed by the thread that
-    takes them, others once for all threads.
+    takes them, others once for all threads. Planes with a plan of their own are a group each: groups of fewer planes than
+    threads are processed in parallel.
     """
     from regard.map.compiled import traversals
 
     (q, k), parts, function = planes[0].shape, count_parts(planes, threads), getattr(traversals, name)
+    groups, most = pass_inputs.group_by_plan(planes), threads if len(planes) * q * k > SMALL else 1
 
     def run_group(numbers: list[int], threads: int) -> None:
         for some in [numbers] if parts == 1 else [[n] for n in numbers]:
             plane = planes[some[0]]
             inputs, tensors = pass_inputs.locate_planes(planes, some)
             scores = pass_inputs.make_unpacked_inputs(plane) if parts == 1 else pass_inputs.make_score_inputs(plane, edges)
-            workers = min(threads, parts * len(some)) if len(some) * q * k > SMALL else 1
+            workers = min(threads, parts * len(some))
             for plan in pass_inputs.make_plans(plane, (rows or (0, q), (0, k))):
                 own = scores._replace(bias=pass_inputs.get_plan_bias(plane, plan))
                 blocks, taken = pass_inputs.make_blocks(plan, edges), np.zeros(1, np.int64)
@@ -63,7 +65,13 @@ def run_batch(
                 run_parts(work, workers)
             del tensors  # alive until here
 
-    run_planes(pass_inputs.group_by_plan(planes), run_group, threads)
+    if parts > 1 or len(groups) == 1 or len(planes) >= most * len(groups):
+        run_planes(groups, run_group, most)
+    else:
+        at_once = min(len(groups), most)
+        shares = [most // at_once + (n < most % at_once) for n in range(len(groups))]
+        with ThreadPoolExecutor(at_once) as pool:
+            list(pool.map(run_group, groups, shares))
 
 
 class PerThread(list[Any]):
