@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from regard import AttentionMap, Causal, Padding
-from regard.map import compiled_passes, passes
+from regard.map import compiled_passes, pass_inputs, passes
 from regard.map.plane import Plane
 from regard.map.pooling import bin_edges
 from regard.mechanism.request import make_request
@@ -95,3 +95,27 @@ def test_groups_in_parallel_give_the_bits_of_one_thread(rows, heads, threads):
     assert torch.equal(found.received, expected.received)
     assert torch.equal(picture.sum, other.sum)
     assert torch.equal(picture.max, other.max)
+
+
+@pytest.mark.parametrize("queries", [T, 4 * T])
+@pytest.mark.parametrize("layout", ["numbers apart", "negated", "repeated"])
+def test_queries_and_keys_are_read_where_they_are(layout, queries):
+    torch.manual_seed(6)
+    q, k = torch.randn(1, 4, queries, 8), torch.randn(1, 2, T, 8)
+    if layout == "numbers apart":
+        given = [x.mT.contiguous().mT for x in (q, k)]
+    elif layout == "negated":  # what is imaginary in a conjugate is negated when it is read
+        given = [torch.complex(x, -x).conj().imag for x in (q, k)]
+    else:
+        q, k = q[..., :1].expand(q.shape), k[:, :, :1].expand(k.shape)
+        given = [q, k]
+    q, k = q.contiguous(), k.contiguous()
+    found, expected = AttentionMap(*given, Causal()), AttentionMap(q, k, Causal())
+    for name, x in vars(expected.overview()).items():
+        assert torch.equal(getattr(found.overview(), name), x)
+    assert all(torch.equal(x, y) for x, y in zip(found.top(4), expected.top(4), strict=True))
+    planes = list(found.planes)
+    if layout != "negated":
+        located = pass_inputs.locate_planes(planes, range(4)).lines
+        assert located[:, 1].tolist() == [given[0][0, h].data_ptr() for h in range(4)]
+        assert located[:, 2].tolist() == [given[1][0, h // 2].data_ptr() for h in range(4)]

@@ -162,21 +162,17 @@ def make_unpacked_inputs(plane: Plane) -> "ScoreInputs":
     return blocks.ScoreInputs(np.zeros(0, np.float32), 0, panels, softcap, NO_BIAS, sink, plane.offset)
 
 
-def locate_planes(planes: Sequence[Plane], numbers: Sequence[int]) -> tuple["PlaneInputs", list[Tensor]]:
-    """Return where the queries and keys of some planes, by index, are in memory, and the tensors, which have to stay alive."""
+def locate_planes(planes: Sequence[Plane], numbers: Sequence[int]) -> "PlaneInputs":
+    """Return where the queries and keys of some planes, by index, are in memory: they have to stay alive, as the planes do."""
     from regard.map.compiled import blocks
 
-    some = [planes[n] for n in numbers]
-    queries, keys = (
-        [make_rows_contiguous(x) for x in parts] for parts in zip(*((plane.q, plane.k) for plane in some), strict=True)
-    )
     lines = [
-        (n, q.data_ptr(), k.data_ptr(), q.stride(0), k.stride(0), plane.offset)
-        for n, q, k, plane in zip(numbers, queries, keys, some, strict=True)
+        (n, q.data_ptr(), k.data_ptr(), q.stride(0), k.stride(0), q.stride(1), k.stride(1), planes[n].offset)
+        for n, q, k in ((n, planes[n].q, planes[n].k) for n in numbers)
     ]
-    sinks = np.array([-np.inf if plane.sink is None else float(plane.sink) for plane in some], np.float32)
-    scale = np.float32(some[0].request.scale)
-    return blocks.PlaneInputs(np.array(lines, np.int64), sinks, *some[0].shape, scale), queries + keys
+    sinks = np.array([-np.inf if planes[n].sink is None else float(planes[n].sink) for n in numbers], np.float32)
+    scale = np.float32(planes[0].request.scale)
+    return blocks.PlaneInputs(np.array(lines, np.int64), sinks, *planes[0].shape, scale)
 
 
 def make_rows_contiguous(x: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ def run_batch(
     def run_group(numbers: list[int], threads: int) -> None:
         for some in [numbers] if parts == 1 else [[n] for n in numbers]:
             plane = planes[some[0]]
-            inputs, tensors = pass_inputs.locate_planes(planes, some)
+            inputs = pass_inputs.locate_planes(planes, some)
             scores = pass_inputs.make_unpacked_inputs(plane) if parts == 1 else pass_inputs.make_score_inputs(plane, edges)
             workers = min(threads, parts * len(some))
             for plan in pass_inputs.make_plans(plane, (rows or (0, q), (0, k))):
@@ -63,7 +63,6 @@ def run_batch(
                     function(*given, *arguments)
 
                 run_parts(work, workers)
-            del tensors  # alive until here
 
     if parts > 1 or len(groups) == 1 or len(planes) >= most * len(groups):
         run_planes(groups, run_group, most)

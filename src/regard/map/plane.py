@@ -115,13 +115,13 @@ class Plane:
     @cached_property
     def q(self) -> Tensor:
         """The queries (q, d)."""
-        return self.request.q[self.b, self.h].to(score_dtype(self.request.q.dtype))
+        return self.request.q[self.b, self.h].to(score_dtype(self.request.q.dtype)).resolve_neg()
 
     @cached_property
     def k(self) -> Tensor:
         """The keys (k, d)."""
         share = self.request.q.shape[1] // self.request.k.shape[1]
-        return self.request.k[self.b, self.h // share].to(score_dtype(self.request.k.dtype))
+        return self.request.k[self.b, self.h // share].to(score_dtype(self.request.k.dtype)).resolve_neg()
 
     @cached_property
     def weight(self) -> Tensor | None:

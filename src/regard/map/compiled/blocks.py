@@ -59,7 +59,7 @@ class ScoreInputs(NamedTuple):
 class PlaneInputs(NamedTuple):
     """The queries and keys of matrices that share a plan, as they are in memory."""
 
-    lines: Integers  # a line each: its number; addresses of queries and keys, 0 if they are packed; their strides; position
+    lines: Integers  # a line each: its number; addresses of queries and keys; their strides; those of their numbers; position
     sinks: Floats  # -inf for none
     queries: int
     keys: int
@@ -95,19 +95,29 @@ def fill_panels(x, scale, panels):
 
 
 @njit_inlined()
-def load_queries(q, at, stride, scale, left, rows, width):
-    """Copy rows, scaled, from a flat array to another."""
+def load_queries(q, at, stride, step, scale, left, rows, width):
+    """Copy rows, scaled, from a flat array to another; `step` is from one number of a row to the next."""
     for i in range(rows):
-        scale_row(q[at + i * stride : at + i * stride + width], scale, left[i * width : (i + 1) * width])
+        start, out = at + i * stride, left[i * width : (i + 1) * width]
+        if step == 1:
+            scale_row(q[start : start + width], scale, out)
+        else:
+            for p in range(width):
+                out[p] = q[start + p * step] * scale
 
 
 @njit_inlined()
-def load_keys(k, at, stride, scale, panels, keys):
-    """Pack keys, scaled, from a flat array as panels (keys / COLUMNS, width, COLUMNS)."""
+def load_keys(k, at, stride, step, scale, panels, keys):
+    """Pack keys, scaled, from a flat array as panels (keys / COLUMNS, width, COLUMNS); `step` as in `load_queries`."""
     for j in range(keys):
-        key, panel = k[at + j * stride : at + j * stride + panels.shape[1]], panels[j // COLUMNS]
-        for p in range(panels.shape[1]):
-            panel[p, j % COLUMNS] = key[p] * scale
+        start, panel = at + j * stride, panels[j // COLUMNS]
+        if step == 1:
+            key = k[start : start + panels.shape[1]]
+            for p in range(panels.shape[1]):
+                panel[p, j % COLUMNS] = key[p] * scale
+        else:
+            for p in range(panels.shape[1]):
+                panel[p, j % COLUMNS] = k[start + p * step] * scale
 
 
 @njit_inlined()
@@ -121,12 +131,12 @@ def allocate_plane(planes, packed):
 @njit_inlined()
 def load_plane(planes, place, packed, left, panels):
     """Return the inputs of the scores of a matrix: those given if they are packed, else packed into `left` and `panels`."""
-    _, q, k, q_stride, k_stride, position = planes.lines[place]
     if len(packed.panels):
         return packed
+    _, q, k, q_stride, k_stride, q_step, k_step, position = planes.lines[place]
     width = panels.shape[1]
-    load_queries(view_array(q, FAR, np.float32), 0, q_stride, ONE, left, planes.queries, width)
-    load_keys(view_array(k, FAR, np.float32), 0, k_stride, planes.scale, panels, planes.keys)
+    load_queries(view_array(q, FAR, np.float32), 0, q_stride, q_step, ONE, left, planes.queries, width)
+    load_keys(view_array(k, FAR, np.float32), 0, k_stride, k_step, planes.scale, panels, planes.keys)
     return ScoreInputs(left, width, panels, packed.softcap, packed.bias, planes.sinks[place], position)
 
 

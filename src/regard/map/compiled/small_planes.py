@@ -82,8 +82,9 @@ def summarize_planes(place):
         if unit >= a.units:
             return
         b, h = pairs[unit]
-        load_queries(view_array(a.q, FAR, np.float32), b * strides[0] + h * strides[1], strides[2], a.scale, left, q, width)
-        load_keys(view_array(a.k, FAR, np.float32), b * strides[3] + h // a.share * strides[4], strides[5], ONE, panels, k)
+        queries, keys = b * strides[0] + h * strides[1], b * strides[3] + h // a.share * strides[4]
+        load_queries(view_array(a.q, FAR, np.float32), queries, strides[2], 1, a.scale, left, q, width)
+        load_keys(view_array(a.k, FAR, np.float32), keys, strides[5], 1, ONE, panels, k)
         for j in range(0, columns, COLUMNS):
             for i in range(0, rows, ROWS):
                 multiply_tile(left, i * width, width, 1, panels, j * width, width, scores, i * columns + j, columns)
