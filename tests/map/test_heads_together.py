@@ -110,7 +110,7 @@ def test_queries_and_keys_are_read_where_they_are(layout, queries):
         q, k = q[..., :1].expand(q.shape), k[:, :, :1].expand(k.shape)
         given = [q, k]
     q, k = q.contiguous(), k.contiguous()
-    found, expected = AttentionMap(*given, Causal()), AttentionMap(q, k, Causal())
+    found, expected = AttentionMap(given[0], given[1], Causal()), AttentionMap(q, k, Causal())
     for name, x in vars(expected.overview()).items():
         assert torch.equal(getattr(found.overview(), name), x)
     assert all(torch.equal(x, y) for x, y in zip(found.top(4), expected.top(4), strict=True))

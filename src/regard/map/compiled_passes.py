@@ -51,7 +51,8 @@ def gather_statistics(
     """
     bins = PictureBins(rows, columns)
     total, most = bins.allocate(len(planes))
-    found, wrong = traverse_planes(planes, threads, bins, names, total, most, np.zeros((0, *bins.shape), np.float32))
+    no_means = np.zeros((0, *bins.shape), np.float32)
+    found, wrong = traverse_planes(planes, threads, bins, names, total, most, no_means)
     return found, bins.make_pictures(total, most), wrong
 
 
@@ -78,7 +79,10 @@ def traverse_planes(
     names: Iterable[str],
     *pictures: "pass_inputs.Floats | pass_inputs.Sums",
 ) -> tuple[TraversalResult, list[int]]:
-    """Compute the statistics of the rows of bins, (n, ...), and the pictures, as `overview`; list the planes with a NaN."""
+    """Compute the statistics of the rows of bins, (n, ...), and the pictures; list the planes with a NaN.
+
+    The pictures are the sums, the maxima and the means of the bins, written as by `traversals.overview`.
+    """
     (q, k), units, parts = planes[0].shape, len(planes), count_parts(planes, threads)
     first, last = int(bins.edges[0]), int(bins.edges[-1])
     found, received = np.zeros((units, len(NAMES), q), np.float32), np.zeros((units, parts, k))

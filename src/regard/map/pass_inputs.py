@@ -170,7 +170,7 @@ def locate_planes(planes: Sequence[Plane], numbers: Sequence[int]) -> "PlaneInpu
         (n, q.data_ptr(), k.data_ptr(), q.stride(0), k.stride(0), q.stride(1), k.stride(1), planes[n].offset)
         for n, q, k in ((n, planes[n].q, planes[n].k) for n in numbers)
     ]
-    sinks = np.array([-np.inf if planes[n].sink is None else float(planes[n].sink) for n in numbers], np.float32)
+    sinks = np.array([-np.inf if sink is None else float(sink) for sink in (planes[n].sink for n in numbers)], np.float32)
     scale = np.float32(planes[0].request.scale)
     return blocks.PlaneInputs(np.array(lines, np.int64), sinks, *planes[0].shape, scale)
 

@@ -111,7 +111,7 @@ def find_bin(lines, row, stop):
 
 @njit_inlined(error_model="numpy")
 def average_sums(sums, rows, edges, means):
-    """Set a row of a picture to the means of its bins, of so many rows, and reset their sums."""
+    """Set a row of a picture to the means of its bins, which have `rows` rows each, and reset their sums."""
     starts, stops = edges[:-1], edges[1:]
     for j in range(len(means)):
         means[j] = sums[j] / max(rows * (stops[j] - starts[j]), 1)
