@@ -244,6 +244,15 @@ def test_a_view_has_the_positions_of_its_entries(data):
     assert torch.equal(found.expand(x.shape), full)
 
 
+def test_a_view_whose_rows_are_of_another_length_has_the_position_that_all_entries_share():
+    x, positions = torch.randn(2, 3, 2), PixelPositions()
+    numbers = torch.rand(2, 1, 1, dtype=torch.float64).to(torch.complex128) + 1
+    positions.put(x, numbers)
+    found = positions.find(x.flatten(1).unflatten(1, (2, 3)))
+    assert found is not None
+    assert torch.equal(found.expand(2, 2, 3), numbers.expand(2, 2, 3))
+
+
 def test_positions_of_memory_that_was_freed_are_those_of_no_other_tensor():
     positions = PixelPositions()
     for _ in range(50):

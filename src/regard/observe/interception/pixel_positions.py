@@ -260,19 +260,25 @@ def locate_entries(layout: Layout, other: Layout, varies: tuple[bool, ...]) -> t
             offsets = offsets % strides[n]
         return places | {-1: offsets}
 
-    total, largest = torch.full([1] * len(other[0]), other[2] - offset, device=CPU), dict.fromkeys(owned, 0)
-    for dim, (size, stride) in enumerate(zip(*other[:2], strict=True)):
-        step = torch.arange(size, device=CPU).mul_(stride).view(-1, *[1] * (len(other[0]) - dim - 1))
-        places = locate(step)
-        if any(varies[n] and bool(places[n].any()) for n in owned) or bool(places[-1].any()):
-            total = total + step
-        else:
-            largest = {n: most + int(places[n].max()) for n, most in largest.items()}
-    places = locate(total)
-    if bool(places[-1].any()) or any(int(places[n].max()) + largest[n] >= shape[n] or int(places[n].min()) < 0 for n in owned):
-        return None
-    zero = torch.zeros_like(total[(slice(1),) * total.dim()])
-    return tuple(places[n] if n in places and varies[n] else zero for n in range(len(shape)))
+    steps = [
+        torch.arange(size, device=CPU).mul_(stride).view(-1, *[1] * (len(other[0]) - dim - 1))
+        for dim, (size, stride) in enumerate(zip(*other[:2], strict=True))
+    ]
+    moves = [any(one.any() for n, one in locate(step).items() if n == -1 or varies[n]) for step in steps]
+    for chosen in (moves, [True] * len(steps)):  # the second only if steps along dimensions without positions may carry
+        total, largest = torch.full([1] * len(steps), other[2] - offset, device=CPU), dict.fromkeys(owned, 0)
+        for step, is_chosen in zip(steps, chosen, strict=True):
+            if is_chosen:
+                total = total + step
+            else:
+                places = locate(step)
+                largest = {n: most + int(places[n].max()) for n, most in largest.items()}
+        places = locate(total)
+        is_inside = all(int(places[n].max()) + largest[n] < shape[n] and int(places[n].min()) >= 0 for n in owned)
+        if is_inside and not bool(places[-1].any()):
+            zero = torch.zeros_like(total[(slice(1),) * total.dim()])
+            return tuple(places[n] if n in places and varies[n] else zero for n in range(len(shape)))
+    return None
 
 
 def select_tokens(positions: Tensor, batch: int, tokens: int) -> Tensor | None:
