@@ -143,7 +143,7 @@ def test_a_subject_that_ends_its_process_is_a_finding_and_the_rest_is_reported(h
     assert "Ending: 1 finding" in told
     assert f"{kind} {says}" in told
     assert "while examining its lengths" in told
-    assert "checked every output is finite" in told
+    assert "checked - every output is finite" in told
     assert kind in (tmp_path / "report.html").read_text()
     assert "Traceback" not in err
 
