@@ -18,7 +18,6 @@ from regard.compiled import processor
 from regard.compiled.threads import run_callback
 from regard.map import pass_inputs
 from regard.map.attribution_passes import EntryStatistics, Products
-from regard.map.pass_inputs import make_rows_contiguous
 from regard.map.pass_runner import SMALL, PerThread, count_parts, run_batch, run_pass
 from regard.map.passes import ROWS, AppliedWeights, TraversalResult
 from regard.map.picture_bins import PictureBins, cover_keys
@@ -121,7 +120,7 @@ def summarize_planes(
     queries, keys = torch.arange(q, device="cpu"), torch.arange(k, device="cpu")
     seen = None if request.mask == EVERYTHING else request.mask.block(queries, keys, request.offset)
     tables = {name: None if x is None else x.expand(b, h, q, k) for name, x in (("bias", bias), ("seen", seen))}
-    strided = {name: x if x is None else make_rows_contiguous(x) for name, x in (numbers | tables).items()}
+    strided = {name: make_rows_contiguous(x) for name, x in (numbers | tables).items()}
     strides = (0 if x is None else x.stride(axis) for x in strided.values() for axis in (0, 1, 2))
     sizes = {"units": units, "share": h // g, "queries": q, "keys": k, "width": width, "statistics": len(NAMES)}
     run_callback(
@@ -132,7 +131,7 @@ def summarize_planes(
         pairs=pairs.contiguous(),
         positions=torch.as_tensor(request.offset, dtype=torch.int64, device="cpu").expand(b)[pairs[:, 0]],
         **strided,
-        sinks=None if sinks is None else make_rows_contiguous(sinks),
+        sinks=make_rows_contiguous(sinks),
         weights=weights,
         found=found,
         received=received,
@@ -163,6 +162,11 @@ def make_sum_arguments(sums: WeightSums, wanted: SumRequest) -> dict[str, Any]:
         "smallest": SMALLEST_VARIANCE,
         **{name: getattr(sums, name) for name in ("near", "heavy", "is_stripe", "stripes", "positional")},
     }
+
+
+def make_rows_contiguous(x: Tensor | None) -> Tensor | None:
+    """Return a tensor whose last axis has a stride of 1, and no pending negation, without a copy if it has."""
+    return x if x is None else (x if x.stride(-1) == 1 else x.contiguous()).resolve_neg()
 
 
 def draw_picture(plane: Plane, threads: int, below: Denominators, rows: Tensor, columns: Tensor) -> BinnedWeights | None:

@@ -175,11 +175,6 @@ def locate_planes(planes: Sequence[Plane], numbers: Sequence[int]) -> "PlaneInpu
     return blocks.PlaneInputs(np.array(lines, np.int64), sinks, *planes[0].shape, scale)
 
 
-def make_rows_contiguous(x: Tensor) -> Tensor:
-    """Return a tensor whose last axis has a stride of 1, and no pending negation, without a copy if it has."""
-    return (x if x.stride(-1) == 1 else x.contiguous()).resolve_neg()
-
-
 def make_product_inputs(products: Products, edges: "Integers") -> "ProductInputs":
     """Return the inputs of the products of an attribution map, for blocks that do not cross the edges."""
     from regard.map.compiled import blocks

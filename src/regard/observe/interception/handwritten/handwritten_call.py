@@ -93,7 +93,7 @@ def read_call(
     if product is None or (product.added is not None and bool(take_local(product.added[0]).any())):
         raise UnreadableError(product_call.unread)
     dims = product.build_dims(table, {place: weights.dims})
-    value, own = product.operands[1 - place], dims[1 - place]
+    value, own = product_call.values, dims[1 - place]
     if is_picked(weights, table, own):
         assert weights.picked is not None
         groups = find_picked_groups(weights.picked, table, own)
