@@ -81,6 +81,16 @@ def test_a_needle_is_found_if_the_greedy_answer_is_right():
     assert other == [False, False]
 
 
+@pytest.mark.parametrize("forms", ["knorm:budget=0.5", Knorm(0.5), ["knorm:budget=0.5", Knorm(0.5)]], ids=str)
+def test_policies_are_values_or_text(forms):
+    model, tokens = make_model(), draw_tokens(1)
+    values = [Knorm(0.5)] * (len(forms) if isinstance(forms, list) else 1)
+    task = NeedleTask("single", tuple(tokens[0].tolist()), PROMPT, tokens.shape[1] - 1)
+    found = measure_downstream(model, tokens, forms, prompt=PROMPT)
+    assert found == measure_downstream(model, tokens, values, prompt=PROMPT)
+    assert find_needles(model, [task], forms) == find_needles(model, [task], values)
+
+
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "common words"])
 def test_a_task_hides_its_needles_in_the_context_and_ends_with_its_answer(kind):
     haystack = "The grass is green. " * 200
@@ -182,8 +192,9 @@ def test_tasks_are_the_same_for_a_seed_and_others_for_another():
             "needs [34]\\d\\d tokens",
         ),
         (lambda: find_needles(make_model(), []), ConfigError, "no tasks"),
-        (lambda: find_needles(make_model(), [TASK], ["h2o"]), ConfigError, "a policy must be a Policy"),
-        (lambda: find_needles(make_model(), [TASK], Knorm()), ConfigError, "policies"),
+        (lambda: find_needles(make_model(), [TASK], [7]), ConfigError, "a policy must be a Policy"),
+        (lambda: find_needles(make_model(), [TASK], 7), ConfigError, "policies"),
+        (lambda: find_needles(make_model(), [TASK], "h3o"), ConfigError, "there is no policy 'h3o'"),
         (lambda: measure_downstream(make_model(), torch.ones(3), [Knorm()], prompt=3), ShapeError, "whole numbers"),
         (lambda: measure_downstream(make_model(), draw_tokens(), [Knorm()], prompt=99), ConfigError, "prompt"),
     ],

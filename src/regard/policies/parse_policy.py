@@ -1,17 +1,19 @@
-"""parse_policy: a policy from text, such as "snapkv:budget=0.1,window=32"."""
+"""parse_policy: a policy from text, such as "snapkv:budget=0.1,window=32"; list_policies: several, of text or values."""
 
 import ast
+from collections.abc import Sequence
 from dataclasses import fields
 
 from regard.errors import ConfigError, MissingNameError
-from regard.mechanism.arguments import check_instance
+from regard.mechanism.arguments import check_instance, check_sequence
 from regard.policies.eviction import H2O, TOVA
-from regard.policies.policy import Policy
+from regard.policies.policy import Policy, check_policy
 from regard.policies.prompt_policies import ExpectedAttention, Knorm, ObservedAttention, SnapKV
 from regard.policies.quantised import Quantised
 from regard.policies.query_policies import BlockSparse, Oracle, Quest, VerticalSlash
 from regard.policies.streaming import DuoAttention, StreamingLLM
 
+Policies = str | Policy | Sequence[str | Policy]
 POLICIES: tuple[type[Policy], ...] = (
     StreamingLLM,
     H2O,
@@ -54,3 +56,12 @@ def parse_policy(text: str) -> Policy:
         if argument not in known:
             raise MissingNameError(f"{found.__name__} has no argument {argument!r}; its arguments are {', '.join(known)}.")
     return found(**given)
+
+
+def list_policies(policies: Policies) -> list[Policy]:
+    """Return one policy or several, each a value or text that `parse_policy` takes, as a list.
+
+    Raises ConfigError for anything else.
+    """
+    given = [policies] if isinstance(policies, (str, Policy)) else check_sequence("policies", policies)
+    return [parse_policy(one) if isinstance(one, str) else check_policy(one) for one in given]

@@ -14,8 +14,9 @@ from regard.map.pooling import bin_edges
 from regard.mechanism.arguments import check_choice, check_count, check_index, check_instance, check_sequence, describe_value
 from regard.mechanism.mask_algebra import Mask
 from regard.observe.recording import Recording
-from regard.policies import AttentionInputs, Policy, check_causality, parse_policy
-from regard.policies.policy import check_policy, label_policies
+from regard.policies import AttentionInputs, Policy, check_causality
+from regard.policies.parse_policy import Policies, list_policies
+from regard.policies.policy import label_policies
 from regard.policy_audit.certificate import CERTIFIED_ROWS, AuditCertificate, certify_layer, join_certificates
 from regard.policy_audit.measure import change_inputs, compute_dropped_weights, measure_layer
 from regard.policy_audit.recorded_inputs import find_prompt, read_inputs
@@ -200,7 +201,7 @@ class Audit(HtmlRepr):
 
 def audit(
     recording: Recording,
-    policies: str | Policy | Sequence[str | Policy],
+    policies: Policies,
     *,
     prompt: int | None = None,
     layers: Sequence[int] | None = None,
@@ -256,12 +257,11 @@ def audit(
     )
 
 
-def check_policies(policies: str | Policy | Sequence[str | Policy], count: int) -> list[Policy]:
+def check_policies(policies: Policies, count: int) -> list[Policy]:
     """Return policies as a list. Raises ConfigError if there is none, or one is none or not for this number of layers."""
-    given = [policies] if isinstance(policies, (str, Policy)) else check_sequence("policies", policies)
-    if not given:
+    chosen = list_policies(policies)
+    if not chosen:
         raise ConfigError("policies is empty: pass at least one, such as regard.policies.SnapKV(budget=0.1).")
-    chosen = [parse_policy(one) if isinstance(one, str) else check_policy(one) for one in given]
     for one in chosen:
         check_layers(one, count)
     return chosen

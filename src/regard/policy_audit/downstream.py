@@ -1,7 +1,7 @@
 """What a policy does to a model: its residual stream, its loss and its next-token distributions."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from regard.errors import ShapeError
 from regard.evaluation_mode import evaluate_mode
 from regard.generate.sequence_reader import compute_logits
-from regard.mechanism.arguments import check_count, check_sequence, describe_value
+from regard.mechanism.arguments import check_count, describe_value
 from regard.observe.attention_changes import Change
 from regard.observe.block_outputs import is_inside, watch_blocks
 from regard.observe.intervene import intervene
 from regard.policies import Policy
+from regard.policies.parse_policy import Policies, list_policies
 from regard.policy_audit.apply_policy import ApplyPolicy
 from regard.policy_audit.audit import Watch
 
@@ -47,21 +48,22 @@ class Downstream:
 def measure_downstream(
     model: nn.Module,
     tokens: Tensor,
-    policies: Sequence[Policy],
+    policies: Policies,
     *,
     prompt: int,
     watch: Watch = lambda policies, count: policies,
 ) -> list[Downstream]:
     """Run a causal language model on tokens (b, t) with each policy, and compare what it computes after the prompt.
 
-    One forward for each policy, by ApplyPolicy. Blocks are the modules in a list of modules that return (b, t, c). Raises
-    ConfigError and ShapeError.
+    policies are values of regard.policies, or text as regard.policies.parse_policy takes it. One forward for each policy, by
+    ApplyPolicy. Blocks are the modules in a list of modules that return (b, t, c). Raises ConfigError and ShapeError.
     """
     if not isinstance(tokens, Tensor) or tokens.dim() != 2 or tokens.is_floating_point():
         raise ShapeError(f"tokens must be whole numbers (b, t), got {describe_value(tokens)}.")
     check_count("prompt", prompt, 1, tokens.shape[1] - 2)
+    chosen = list_policies(policies)
     complete = CompleteRun.compute(model, tokens, prompt)
-    return [complete.compare(policy) for policy in watch(check_sequence("policies", policies), len(policies))]
+    return [complete.compare(policy) for policy in watch(chosen, len(chosen))]
 
 
 @dataclass(frozen=True, eq=False)

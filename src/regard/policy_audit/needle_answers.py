@@ -11,7 +11,7 @@ from regard.generate.sequence_reader import compute_logits
 from regard.mechanism.arguments import check_sequence
 from regard.observe.intervene import intervene
 from regard.policies import Policy
-from regard.policies.policy import check_policy
+from regard.policies.parse_policy import Policies, list_policies
 from regard.policy_audit.apply_policy import ApplyPolicy
 from regard.policy_audit.audit import Watch
 from regard.policy_audit.needle_tasks import NeedleTask
@@ -21,20 +21,21 @@ from regard.policy_audit.read_context import ReadContext
 def find_needles(
     model: nn.Module,
     tasks: Sequence[NeedleTask],
-    policies: Sequence[Policy] = (),
+    policies: Policies = (),
     watch: Watch = lambda tasks, count: tasks,
 ) -> list[list[bool]]:
     """Return which tasks are answered right: a list for the complete model, and then one for each policy.
 
-    A policy compresses the context before the question is read. An answer is right if each of its tokens is the likeliest after
-    those before it, which is what greedy decoding writes. What the complete model does not answer is not tried with a policy,
-    and False. A model of transformers reads each context once for all policies that leave the queries of the context as they
-    are (`reads_whole_prompt`); otherwise there is one forward for each task and policy. Raises ConfigError without tasks.
+    policies are values of regard.policies, or text as regard.policies.parse_policy takes it. A policy compresses the context
+    before the question is read. An answer is right if each of its tokens is the likeliest after those before it, which is what
+    greedy decoding writes. What the complete model does not answer is not tried with a policy, and False. A model of
+    transformers reads each context once for all policies that leave the queries of the context as they are
+    (`reads_whole_prompt`); otherwise there is one forward for each task and policy. Raises ConfigError without tasks.
     """
     if not check_sequence("tasks", tasks):
         raise ConfigError("there are no tasks: pass those of make_needle_tasks.")
     device = next(model.parameters()).device
-    chosen = [check_policy(one) for one in check_sequence("policies", policies)]
+    chosen = list_policies(policies)
     choices, is_shared = [None, *chosen], any(policy.reads_whole_prompt for policy in chosen)
     found = [[False] * len(tasks) for _ in choices]
     with evaluate_mode(model), torch.no_grad():
