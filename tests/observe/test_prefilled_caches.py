@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from transformers import T5Config, T5ForConditionalGeneration
 
 import regard
@@ -45,3 +46,69 @@ def test_the_distances_are_from_the_place_behind_the_cache(make, count, tmp_path
             for row in regard.heads(one, layers=[layer]):
                 assert row.scores["distance"] == pytest.approx(float(distances[row.head]), abs=EQUAL)
                 assert row.scores["previous token"] == pytest.approx(float(before[row.head]), abs=EQUAL)
+
+
+class Attention(torch.nn.Module):
+    """Causal attention whose cache is a pair of tensors, with which it joins the new keys and values."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.form = form
+        self.qkv, self.out = torch.nn.Linear(16, 48), torch.nn.Linear(16, 16)
+
+    def forward(self, x, past=None):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 4)).permute(2, 0, 3, 1, 4)
+        if past is not None:
+            k, v = torch.cat([past[0], k], -2), torch.cat((past[1], v), dim=2)
+        if self.form == "sdpa":
+            context = F.scaled_dot_product_attention(q, k, v, is_causal=past is None)
+        else:
+            later = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).triu(1 + k.shape[2] - q.shape[2])
+            context = (q @ k.mT / 2).masked_fill(later, -torch.inf).softmax(-1) @ v
+        return self.out(context.transpose(1, 2).flatten(2)), (k, v)
+
+
+class ClassAttention(torch.nn.Module):
+    """A class token, the first of all tokens, looks at them."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.form = form
+        self.q, self.kv = torch.nn.Linear(16, 16), torch.nn.Linear(16, 32)
+
+    def forward(self, token, others):
+        x = torch.cat([token, others], 1)
+        q = self.q(token).unflatten(-1, (4, 4)).transpose(1, 2)
+        k, v = self.kv(x).unflatten(-1, (2, 4, 4)).permute(2, 0, 3, 1, 4)
+        if self.form == "sdpa":
+            return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return ((q @ k.mT / 2).softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("form", ["sdpa", "by hand"])
+def test_a_step_stands_behind_keys_that_its_module_joins_with_the_new_one(form):
+    torch.manual_seed(0)
+    model, x = Attention(form).double().eval(), torch.randn(2, PAST + 1, 16, dtype=torch.float64)
+    with torch.no_grad():
+        _, past = model(x[:, :PAST])
+        with regard.record(model) as recording:
+            model(x[:, PAST:], past)
+    weights = recording.map(0)[...]
+    assert weights.shape == (2, 4, 1, PAST + 1)
+    distances = (weights * (PAST - torch.arange(PAST + 1))).sum(-1).mean((0, 2))
+    for row in regard.heads(recording):
+        assert row.scores["distance"] == pytest.approx(float(distances[row.head]), abs=EQUAL)
+        assert row.scores["previous token"] == pytest.approx(float(weights[:, row.head, 0, PAST - 1].mean()), abs=EQUAL)
+        assert row.scores["itself"] == pytest.approx(float(weights[:, row.head, 0, PAST].mean()), abs=EQUAL)
+
+
+@pytest.mark.parametrize("form", ["sdpa", "by hand"])
+def test_a_class_token_that_is_the_first_of_all_tokens_stands_there(form):
+    torch.manual_seed(0)
+    model, x = ClassAttention(form).double().eval(), torch.randn(2, PAST + 1, 16, dtype=torch.float64)
+    with torch.no_grad(), regard.record(model) as recording:
+        model(x[:, :1], x[:, 1:])
+    weights = recording.map(0)[...]
+    assert weights.shape == (2, 4, 1, PAST + 1)
+    for row in regard.heads(recording):
+        assert row.scores["itself"] == pytest.approx(float(weights[:, row.head, 0, 0].mean()), abs=EQUAL)

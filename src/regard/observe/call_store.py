@@ -62,7 +62,7 @@ class CallStore:
         self.append_keys(history, call, k, step, graph)
         stored = self.copy_call(call, slice(0, seen), 0, step, graph)
         states_place = isinstance(stored.offset, Tensor) or stored.offset or stored.mask.is_query_dependent
-        if length and past and not states_place:
+        if past and not states_place and (length or (new == 1 and call.follows_cache())):
             stored.offset = past
         return history, stored
 

@@ -56,6 +56,7 @@ class AttentionCall(CallArguments):
     note: str = ""  # how much of it is stored as it is, and why
     rank_part: RankPart | None = None  # which part of the model's call this is, if ranks share it
     parent_rows: Tensor | None = None  # each row's parent row in the previous step, if that was observed
+    follows_cache: Callable[[], bool] = bool  # whether its keys are seen to be those of a cache with the new ones behind them
 
 
 @dataclass(eq=False)

@@ -1,6 +1,7 @@
 """Interception of F.scaled_dot_product_attention, the kernel that most models call."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from regard.mechanism.mask_algebra import EVERYTHING, Mask, Offset
 from regard.mechanism.masks import Causal
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter
+from regard.observe.interception.cached_keys import follows_cached_keys
 from regard.observe.interception.distributed_tensors import make_part_adapter, take_local_heads
 from regard.observe.interception.head_counts import find_head_counts
 from regard.observe.interception.plain_tensors import unwrap_tensor
@@ -45,6 +47,7 @@ def read_call(
     Tensors have any number of batch axes and an axis of heads, or none; is_causal is aligned to the first key.
     """
     are_separate = has_separate_sources(STATE.frames, query, key)
+    follows_cache: Callable[[], bool] = partial(follows_cached_keys, STATE.frames[-1], query, key) if STATE.frames else bool
     has_ranks, note, part, whole = any(map(is_distributed, (query, key, value))), "", None, query
     if has_ranks:
         query, key, value, attn_mask, part, note = take_local_heads(query, key, value, attn_mask)
@@ -88,6 +91,7 @@ def read_call(
         can_use_cache=STATE.is_cross is None,  # nn.MultiheadAttention, which sets it, has no cache
         note=note,
         rank_part=part,
+        follows_cache=follows_cache,
     )
     four, more = (q.shape[0], heads, q.shape[2], v.shape[3]), (*batch, heads, q.shape[2], v.shape[3])
     if has_ranks:

@@ -3,6 +3,7 @@
 import math
 import weakref
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from regard.mechanism.mask_algebra import EVERYTHING
 from regard.mechanism.scores import score_dtype
 from regard.observe.interception.attention_call import AttentionCall
+from regard.observe.interception.cached_keys import follows_cached_keys
 from regard.observe.interception.distributed_tensors import take_local
 from regard.observe.interception.handwritten.axis_groups import Groups
 from regard.observe.interception.handwritten.edge_softmax import skip_layouts
@@ -49,8 +51,8 @@ class ScoreParts:
 def resolve_form(form: ScoreForm, table: AxisTable, groups: Groups, kernel: str, v: Tensor | None) -> AttentionCall:
     """Return the call of a form, with values if they are given. Raises UnreadableError if AttentionMap cannot express it."""
     q, k, parts = collect_parts(form, table, groups)
-    frames = STATE.frames
-    sources = has_separate_sources(frames, *((form.a, form.b) if is_query_first(form, table, groups) else (form.b, form.a)))
+    frames, pair = STATE.frames, ((form.a, form.b) if is_query_first(form, table, groups) else (form.b, form.a))
+    sources = has_separate_sources(frames, *pair)
     if parts.query_factor is not None:
         q = q * parts.query_factor
     if parts.key_factor is not None:
@@ -77,7 +79,8 @@ def resolve_form(form: ScoreForm, table: AxisTable, groups: Groups, kernel: str,
         softcap=parts.softcap,
         sinks=None if parts.sinks is None else read_sinks(parts.sinks, q.shape[1]),
         has_separate_sources=sources,
-        can_use_cache=not is_looked_up(frames[-1], form.a if is_query_first(form, table, groups) else form.b),
+        can_use_cache=not is_looked_up(frames[-1], pair[0]),
+        follows_cache=partial(follows_cached_keys, frames[-1], *pair),
         can_be_packed=False,
         note=ADDED if any(x.dtype == torch.bool and x.any() and not x.all() for x in parts.biases) else "",
     )
