@@ -136,6 +136,7 @@ class MapPlanes:
         """Compute the overview of all matrices by the names of its fields; the picture of small ones is the matrix itself."""
         if self.is_batch:
             found, below = small_maps.gather_statistics(self.request, self.pair_numbers, list(passes.ROWS), has_picture=True)
+            self.denominators.add_product(self.rows, self.heads, below)
             mean = largest = found.pop("weights")
         else:
             planes = self.list_planes()
@@ -151,8 +152,8 @@ class MapPlanes:
                 for n in wrong:
                     result[n], picture = passes.gather_with_picture(planes[n], rows, columns, passes.ROWS)
                     mean[n], largest[n] = picture.pool("mean"), picture.pool("max")
-            found, below = {**result.rows, "received": result.received}, result.denominators
-        self.denominators.add_product(self.rows, self.heads, below)
+                self.denominators.add_product(self.rows, self.heads, result.denominators)
+            found = {**result.rows, "received": result.received}
         return {name: self.split_axis(x) for name, x in {**found, "mean": mean, "max": largest}.items()}
 
     def find_top(self, n: int) -> tuple[Tensor, Tensor]:
