@@ -153,13 +153,13 @@ class AttentionMap(HtmlRepr):
     def logsumexp(self) -> Tensor:
         """Compute log Σ exp of each row's scores and sink, nats, (b, h, q); -inf for a row that sees nothing."""
         if self.planes.is_batch:
-            return self.planes.apply_to_batch(small_maps.logsumexp)
+            return self.planes.apply_to_batch(passes.logsumexp)
         return self.planes.apply_with_denominators(lambda _, below: below.logsumexp)
 
     def entropy(self) -> Tensor:
         """Compute -Σ w log w of each row, nats, (b, h, q); 0 for a row that sees nothing."""
         if self.planes.is_batch:
-            return self.planes.apply_to_batch(small_maps.entropy)
+            return self.planes.apply_to_batch(passes.entropy)
         found = self.planes.gather_statistics(self.planes.list_planes(), entropy=passes.entropy)
         return self.planes.split_axis(found.rows["entropy"])
 
@@ -177,16 +177,14 @@ class AttentionMap(HtmlRepr):
             return self.planes.apply_to_batch(lambda batch: batch.weights[..., keys_seen].sum(-1))
         if 2 * len(keys_seen) > len(seen):
             indicator = seen.to(score_dtype(self.planes.request.q.dtype)).view(1, 1, -1, 1)
-            return self._multiply(
-                weight_products.ApplyWeights, "keys", indicator.expand(self.shape[0], -1, -1, -1), len(seen)
-            ).squeeze(-1)
+            return self._multiply("keys", indicator.expand(self.shape[0], -1, -1, -1)).squeeze(-1)
         return self.planes.apply_with_denominators(lambda plane, below: passes.mass(plane, below, keys_seen))
 
     def diagonal(self, back: int = 0) -> Tensor:
         """Return the weight of each query on the key at its own position minus `back`, (b, h, q); 0 if there is no such key."""
         back = indexing.check_back(back)
         if self.planes.is_batch:
-            return self.planes.apply_to_batch(small_maps.make_diagonal(back))
+            return self.planes.apply_to_batch(passes.make_diagonal_statistic(back))
         return self.planes.apply_with_denominators(lambda plane, below: passes.diagonal(plane, below, back))
 
     def top(self, n: int) -> tuple[Tensor, Tensor]:
@@ -227,7 +225,7 @@ class AttentionMap(HtmlRepr):
 
     def __matmul__(self, v: Tensor) -> Tensor:
         """Compute A v, exact and block by block, in v's dtype: v (b, g or h, k, e) to (b, h, q, e); differentiable in v."""
-        return self._multiply(weight_products.ApplyWeights, "v", v, self.shape[3])
+        return self._multiply("v", v)
 
     def dense(self, limit_bytes: int = LIMIT_BYTES) -> Tensor:
         """Return the matrix itself, (b, h, q, k).
@@ -260,14 +258,15 @@ class AttentionMap(HtmlRepr):
         (plane,) = self.planes
         return self.planes.draw_picture(plane, rows, columns)
 
-    def _multiply(self, function: Any, name: str, x: Tensor, length: int) -> Tensor:
-        b, h, *_ = self.shape
+    def _multiply(self, name: str, x: Tensor, is_transposed: bool = False) -> Tensor:
+        b, h, length = *self.shape[:2], self.shape[2 if is_transposed else 3]
         if check_floating(name, x).device != self.device:
             raise ConfigError(f"{name} must be on the map's device, {self.device}; got {x.device}. Use .to(device).")
         if x.dim() != 4 or x.shape[0] != b or not x.shape[1] or h % x.shape[1] or x.shape[2] != length:
             raise ShapeError(f"{name} must be (b, h, t, e) = ({b}, {h} or a divisor, {length}, e), got {tuple(x.shape)}.")
         planes = self.planes.list_planes()
-        found: Tensor = function.apply(heads.share(x, h).flatten(0, 1), planes, self.planes.denominators)
+        given = heads.share(x, h).flatten(0, 1), planes, self.planes.denominators, is_transposed
+        found: Tensor = weight_products.ApplyWeights.apply(*given)  # type: ignore[no-untyped-call]
         return found.view(b, h, *found.shape[1:])
 
     def _check_size(self, numbers: int, instead: str, limit_bytes: float = LIMIT_BYTES) -> None:
@@ -291,4 +290,4 @@ class Transposed:
 
     def __matmul__(self, r: Tensor) -> Tensor:
         """Compute Aᵀ r, exact and block by block, in r's dtype: r (b, h, q, e) to (b, h, k, e); differentiable in r."""
-        return self.of._multiply(weight_products.ApplyTransposedWeights, "r", r, self.of.shape[2])
+        return self.of._multiply("r", r, is_transposed=True)

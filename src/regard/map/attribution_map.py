@@ -129,15 +129,13 @@ class AttributionMap(SignedMap):
 
     def multiply_rows(self, index: tuple[Any, ...]) -> Tensor:
         """Return l_i · r_j of rows by index on a slice of the keys."""
-        b, h, i = indexing.coordinates(self.shape[:3], index[:3])
-        group = h * self.right.shape[1] // self.shape[1]
-        right = self.right[:, :, index[3]]
-        found = self.left.new_empty(*b.shape, right.shape[2])
-        pairs = b * right.shape[1] + group
-        for pair in pairs.unique().tolist():
-            (n, m), is_pair = divmod(pair, right.shape[1]), pairs == pair
-            found[is_pair.to(found.device)] = multiply_exactly(self.left[n, h[is_pair], i[is_pair]], right[n, m].T)
-        return found
+        places = indexing.coordinates(self.shape[:3], index[:3])
+        b, h, i = (x.flatten() for x in places)
+        right, share = self.right[:, :, index[3]], self.shape[1] // self.right.shape[1]
+        found = self.left.new_empty(len(b), right.shape[2])
+        for n, m, some in indexing.group_pairs(b, h // share, right.shape[1]):
+            found[some.to(found.device)] = multiply_exactly(self.left[n, h[some], i[some]], right[n, m].T)
+        return found.view(*places[0].shape, right.shape[2])
 
     def multiply_pairs(self, index: tuple[Any, ...]) -> Tensor:
         """Return l_i · r_j of entries by index, a block of numbers at a time."""
@@ -149,14 +147,12 @@ class AttributionMap(SignedMap):
 
     def is_visible(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """Return whether queries may see keys, all by index and of one shape."""
-        found = torch.empty(b.shape, dtype=torch.bool, device=self.device)
-        pairs = b * self.shape[1] + h
-        for pair in pairs.unique().tolist():
-            (n, m), is_pair = divmod(pair, self.shape[1]), pairs == pair
+        found, i, j = torch.empty(b.numel(), dtype=torch.bool, device=self.device), i.flatten(), j.flatten()
+        for n, m, some in indexing.group_pairs(b, h, self.shape[1]):
             plane = Plane(self.visible_request, *self.weights.planes.pairs[n][m])
-            seen = plane.can_see(i[is_pair], j[is_pair])
-            found[is_pair] = seen if plane.bias is None else seen & (plane.bias[i[is_pair], j[is_pair]] != -math.inf)
-        return found
+            seen = plane.can_see(i[some], j[some])
+            found[some] = seen if plane.bias is None else seen & (plane.bias[i[some], j[some]] != -math.inf)
+        return found.view(b.shape)
 
     def get_plane(self, b: int, h: int) -> tuple[Plane, Products]:
         """Return the weights and products of a head."""
@@ -164,12 +160,6 @@ class AttributionMap(SignedMap):
         right = self.right[b, h * self.right.shape[1] // self.shape[1]]
         request = self.visible_request if self.factor == "one" else self.weights.planes.request  # where others are 0 anyway
         return Plane(request, *self.weights.planes.pairs[b][h]), Products(self.left[b, h], right, self.factor, means)
-
-    def iterate_planes(self) -> Iterator[tuple[int, int, Plane, Products]]:
-        """Yield batch row, head, and the weights and products of it."""
-        for b in range(self.shape[0]):
-            for h in range(self.shape[1]):
-                yield b, h, *self.get_plane(b, h)
 
     def iterate_plane(self, b: int, h: int) -> Iterator[tuple[RowRun, Tensor]]:
         return iterate_entries(*self.get_plane(b, h))
@@ -180,7 +170,7 @@ class AttributionMap(SignedMap):
 
     def gather_entries(self, rows: Tensor, columns: Tensor) -> list[EntryStatistics]:
         """Traverse each head by the fastest pass available, given the edges of the picture's bins, of whose rows alone."""
-        heads = {plane: products for _, _, plane, products in self.iterate_planes()}
+        heads = dict(self.get_plane(b, h) for b in range(self.shape[0]) for h in range(self.shape[1]))
         quick: Sequence[EntryStatistics | None] = [None] * len(heads)
         has_products = self.left.dtype == torch.float32 and self.left.shape[3] and rows[0] < rows[-1]
         if heads and has_products and compiled_passes.can_run_compiled(next(iter(heads))):

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from regard.errors import ConfigError, ShapeError
 from regard.map import indexing
 from regard.map.attention_map import LIMIT_BYTES, AttentionMap, Index, check_result_size
-from regard.map.plane import BLOCK_NUMBERS, Plane, multiply_exactly
+from regard.map.plane import BLOCK_NUMBERS, Plane, exponentiate_rows, multiply_exactly
 from regard.mechanism.arguments import describe_value
 from regard.mechanism.scores import score_dtype
 
@@ -112,13 +112,10 @@ class DifferentiableMap:
         The function gets the rows of a block, the row there of each of the coordinates that lie in it, and their places.
         """
         b, h, i = (x.flatten() for x in rows)
-        pairs = b * self.shape[1] + h
         places, found = [torch.zeros(0, dtype=torch.int64)], [self.q.new_zeros(0, dtype=self.dtype)]
-        for pair in pairs.unique().tolist():
-            own_places = (pairs == pair).nonzero().squeeze(-1)
+        for n, m, own_places in indexing.group_pairs(b, h, self.shape[1]):
             queries, order = i[own_places].unique(return_inverse=True)
             start = 0
-            n, m = divmod(pair, self.shape[1])
             for block in self.iterate_blocks(n, m, queries.to(self.device)):
                 inside = (order >= start) & (order < start + len(block[1]))
                 row, entries = (order[inside] - start).to(self.device), own_places[inside].to(self.device)
@@ -160,10 +157,5 @@ def compute_weights(plane: Plane, q: Tensor, k: Tensor, queries: Tensor, keys: T
     masked = plane.apply_bias_and_mask(
         scores if softcap is None else softcap * (scores / softcap).tanh(), queries.unsqueeze(-1), keys
     )
-    top = masked.detach().amax(-1, keepdim=True) if masked.shape[-1] else masked.new_full((len(masked), 1), -torch.inf)
-    top = top if plane.sink is None else top.maximum(plane.sink)
-    shift = top.masked_fill(top == -torch.inf, 0)
-    parts = (masked - shift).exp()
-    total = parts.sum(-1, keepdim=True)
-    total = total if plane.sink is None else total + (plane.sink - shift).exp()
-    return parts / total.masked_fill(total == 0, 1)
+    below, exponentials = exponentiate_rows(masked, plane.sink)
+    return exponentials / below.total.masked_fill(below.total == 0, 1).unsqueeze(-1)

@@ -4,6 +4,7 @@ An index is applied to tensors of coordinates, which are expanded and store one 
 coordinates of each entry of the answer.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -52,6 +53,13 @@ def coordinates(shape: tuple[int, ...], index: tuple[Any, ...]) -> list[Tensor]:
         along = torch.arange(size, device="cpu").view(*(-1 if n == axis else 1 for n in range(len(shape)))).expand(shape)
         found.append(along[index])
     return found
+
+
+def group_pairs(b: Tensor, h: Tensor, heads: int) -> Iterator[tuple[int, int, Tensor]]:
+    """Yield each batch row and head among the coordinates of entries, with the places (n,) of its entries."""
+    pairs = (b * heads + h).reshape(-1)
+    for pair in pairs.unique().tolist():
+        yield *divmod(pair, heads), (pairs == pair).nonzero().squeeze(-1)
 
 
 def check_index(name: str, index: Any, size: int | None = None) -> None:

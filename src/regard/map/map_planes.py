@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.errors import ShapeError
 from regard.map import compiled_passes, passes, pooling, small_maps, triton_passes
-from regard.map.plane import BLOCK_NUMBERS, DenominatorCache, Denominators, Pair, Plane, count_block_numbers
+from regard.map.plane import BLOCK_NUMBERS, DenominatorCache, Denominators, Pair, Plane, WeightRows, count_block_numbers
 from regard.map.pooling import BinnedWeights, How
 from regard.map.weight_sums import SumRequest, WeightSums
 from regard.mechanism.request import Request
@@ -98,7 +98,7 @@ class MapPlanes:
             self.gather_statistics(missing)
         return self.apply(lambda plane: function(plane, self.get_denominators(plane)))
 
-    def apply_to_batch(self, function: Callable[[small_maps.PlaneBatch], Tensor]) -> Tensor:
+    def apply_to_batch(self, function: Callable[[WeightRows], Tensor]) -> Tensor:
         """Apply a function of a batch of matrices to all of them, (b, h, ...)."""
         (found,) = small_maps.compute_rows(self.request, self.pair_numbers, function)
         return self.split_axis(found)

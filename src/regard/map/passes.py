@@ -9,51 +9,49 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.map.plane import Denominators, Plane, RowRun, count_block_numbers, multiply_exactly
+from regard.map.plane import Denominators, Plane, RowRun, WeightRows, count_block_numbers, multiply_exactly
 from regard.map.pooling import BinnedWeights
 
-Statistic = Callable[[RowRun, Plane], Tensor]
+Statistic = Callable[[WeightRows], Tensor]  # (..., n)
 
 
-def logsumexp(run: RowRun, plane: Plane) -> Tensor:
+def logsumexp(rows: WeightRows) -> Tensor:
     """Return the logarithm of each row's denominator, sink included, nats; -inf for a row that sees nothing."""
-    return run.denominators.logsumexp
+    return rows.denominators.logsumexp
 
 
-def entropy(run: RowRun, plane: Plane) -> Tensor:
+def entropy(rows: WeightRows) -> Tensor:
     """Compute -Σ w log w over the keys of each row, nats; 0 for a row that sees nothing."""
-    logarithm = run.masked - run.denominators.shift.unsqueeze(-1) - run.denominators.total.log().unsqueeze(-1)
-    return -(run.weights * logarithm.masked_fill(run.weights == 0, 0)).sum(-1)
+    shift, total = (x.unsqueeze(-1) for x in (rows.denominators.shift, rows.denominators.total.log()))
+    logarithm = (rows.masked - shift).sub_(total).masked_fill_(rows.weights == 0, 0)
+    return -logarithm.mul_(rows.weights).sum(-1)
 
 
-def largest_weight(run: RowRun, plane: Plane) -> Tensor:
+def largest_weight(rows: WeightRows) -> Tensor:
     """Return the largest weight of each row."""
-    return run.weights.amax(-1) if run.weights.shape[-1] else run.weights.new_zeros(len(run.weights))
+    return rows.weights.amax(-1) if len(rows.columns) else rows.weights.sum(-1)
 
 
-def mean_distance(run: RowRun, plane: Plane) -> Tensor:
+def mean_distance(rows: WeightRows) -> Tensor:
     """Compute Σ w (position of the query - key): how far each row looks back on average, in tokens."""
-    positions = torch.arange(run.start, run.stop, device=run.columns.device) + plane.offset
-    return run.weights.sum(-1) * positions - multiply_exactly(run.weights, run.columns.to(run.weights.dtype))
+    return rows.weights.sum(-1) * rows.positions - multiply_exactly(rows.weights, rows.columns.to(rows.weights.dtype))
 
 
-def weight_of_first_key(run: RowRun, plane: Plane) -> Tensor:
+def weight_of_first_key(rows: WeightRows) -> Tensor:
     """Return the weight of each row on the first key."""
-    return run.weights[:, 0] if run.ranges and run.ranges[0][0] == 0 else run.weights.new_zeros(len(run.weights))
+    sees_first = rows.ranges and rows.ranges[0][0] == 0
+    return rows.weights[..., 0].clone() if sees_first else rows.weights.new_zeros(rows.positions.shape)
 
 
 def make_diagonal_statistic(back: int) -> Statistic:
     """Make the statistic of the weight of each row on the key at its own position minus `back`; 0 if there is no such key."""
 
-    def diagonal(run: RowRun, plane: Plane) -> Tensor:
-        found = run.weights.new_zeros(len(run.weights))
-        targets = torch.arange(run.start, run.stop, device=found.device) + plane.offset - back
-        places = torch.searchsorted(run.columns, targets)
-        columns = places.clamp(max=max(len(run.columns) - 1, 0))
-        if len(run.columns):
-            hit = run.columns[columns] == targets
-            found[hit] = run.weights[hit.nonzero().squeeze(-1), columns[hit]]
-        return found
+    def diagonal(rows: WeightRows) -> Tensor:
+        if not len(rows.columns):
+            return rows.weights.new_zeros(rows.positions.shape)
+        targets = rows.positions - back
+        places = torch.searchsorted(rows.columns, targets).clamp_(max=len(rows.columns) - 1)
+        return rows.weights.gather(-1, places.unsqueeze(-1)).squeeze(-1).where(rows.columns[places] == targets, 0)
 
     return diagonal
 
@@ -100,7 +98,7 @@ def gather_statistics(
     received = torch.zeros(plane.shape[1], dtype=torch.float64, device=plane.q.device)
     for run in plane.iterate_runs(*rows.indices(plane.shape[0])[:2]):
         for name, statistic in statistics.items():
-            parts[name].append(statistic(run, plane))
+            parts[name].append(statistic(run))
         received.index_add_(0, run.columns, run.weights.sum(0, dtype=torch.float64))
         below.append(run.denominators)
         for watcher in watch:
@@ -177,7 +175,7 @@ def apply_weights_with_statistics(plane: Plane, v: Tensor) -> AppliedWeights:
     for run in plane.iterate_runs():
         products.append(multiply_exactly(run.weights, v[run.columns]))
         below.append(run.denominators)
-        distances.append(mean_distance(run, plane))
+        distances.append(mean_distance(run))
     shift, total = (torch.cat([none, *(getattr(one, name) for one in below)]) for name in ("shift", "total"))
     return AppliedWeights(torch.cat(products), Denominators(shift, total), torch.cat(distances), none)
 

@@ -89,16 +89,23 @@ class DenominatorCache:
 
 
 @dataclass(frozen=True, eq=False)
-class RowRun:
-    """Complete rows of weights, for the queries start to stop; keys outside of `ranges` have weight 0 in all of them."""
+class WeightRows:
+    """Complete rows of one matrix or of several, (..., n, m); keys outside of `ranges` have weight 0 in all of them."""
+
+    ranges: Spans
+    columns: Tensor  # (m,), indices of the keys in the ranges
+    positions: Tensor  # (..., n), of the queries among the keys
+    masked: Tensor  # the scores that the softmax takes
+    weights: Tensor
+    denominators: Denominators  # (..., n)
+
+
+@dataclass(frozen=True, eq=False)
+class RowRun(WeightRows):
+    """Rows of one matrix, for the queries start to stop."""
 
     start: int
     stop: int
-    ranges: Spans
-    columns: Tensor  # (m,), indices of the keys in the ranges
-    masked: Tensor  # (n, m), the scores that the softmax takes
-    weights: Tensor  # (n, m)
-    denominators: "Denominators"
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +165,9 @@ class Plane:
         for start, stop, ranges in self.iterate_run_bounds(first, last):
             masked = self.compute_masked_rows(start, stop, ranges)
             below, exponentials = exponentiate_rows(masked, self.sink)
-            yield RowRun(start, stop, ranges, self.list_columns(ranges), masked, below.divide(exponentials), below)
+            positions = torch.arange(start + self.offset, stop + self.offset, device=masked.device)
+            columns, weights = self.list_columns(ranges), below.divide(exponentials)
+            yield RowRun(ranges, columns, positions, masked, weights, below, start, stop)
 
     def compute_masked_rows(self, start: int, stop: int, ranges: Spans, out: Tensor | None = None) -> Tensor:
         """Compute the masked scores (n, m) of these queries with the keys of these ranges.
@@ -275,7 +284,7 @@ def multiply_exactly(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
 
 def exponentiate_rows(masked: Tensor, sink: Tensor | None) -> tuple[Denominators, Tensor]:
     """Compute the denominators of complete rows of scores (n, m), and exp(scores - shift), (n, m)."""
-    top = masked.amax(-1, keepdim=True) if masked.shape[-1] else masked.new_full((len(masked), 1), -torch.inf)
+    top = masked.detach().amax(-1, keepdim=True) if masked.shape[-1] else masked.new_full((len(masked), 1), -torch.inf)
     top = top if sink is None else top.maximum(sink)
     shift = top.masked_fill(top == -torch.inf, 0)  # a row that sees nothing: -inf - -inf would be NaN
     exponentials = (masked - shift).exp_()

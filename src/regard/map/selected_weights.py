@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from regard.map import passes, small_maps
+from regard.map.indexing import group_pairs
 from regard.map.map_planes import MapPlanes
 from regard.map.plane import Plane
 from regard.mechanism.scores import score_dtype
@@ -61,8 +62,5 @@ def gather_entries(planes: MapPlanes, b: Tensor, h: Tensor, i: Tensor, j: Tensor
 
 def group_by_plane(planes: MapPlanes, b: Tensor, h: Tensor) -> Iterator[tuple[Plane, Tensor]]:
     """Yield each plane that the coordinates refer to, with the places of its entries in the result."""
-    heads = planes.shape[1]
-    numbers = (b * heads + h).reshape(-1)
-    for number in numbers.unique().tolist():
-        n, m = divmod(number, heads)
-        yield Plane(planes.request, *planes.pairs[n][m]), (numbers == number).nonzero().squeeze(-1).to(planes.device)
+    for n, m, places in group_pairs(b, h, planes.shape[1]):
+        yield Plane(planes.request, *planes.pairs[n][m]), places.to(planes.device)

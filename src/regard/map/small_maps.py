@@ -2,18 +2,17 @@
 
 So do the same few rows of several planes.
 
-What is computed is what passes.py computes for each plane, entry by entry.
+Their row statistics are those of passes.py.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from regard.compiled import threads
-from regard.map import compiled_passes
-from regard.map.plane import Denominators, Plane, count_block_numbers, exponentiate_rows
+from regard.map import compiled_passes, passes
+from regard.map.plane import Denominators, Plane, WeightRows, count_block_numbers, exponentiate_rows
 from regard.map.weight_sums import SumRequest, WeightSums
 from regard.mechanism.mask_algebra import EVERYTHING
 from regard.mechanism.request import Request, disable_autocast
@@ -21,16 +20,6 @@ from regard.mechanism.scores import score_dtype
 
 LONGEST = 256  # queries and keys, of which a picture of an overview shows each by itself
 MOST_SCORES = 2**18  # of the rows of a plane, up to which its own product is not worth it
-
-
-@dataclass(frozen=True, eq=False)
-class PlaneBatch:
-    """Complete rows of some pairs: their scores and weights (n, q, k) and denominators (n, q), and the offsets (n, 1)."""
-
-    masked: Tensor
-    weights: Tensor
-    denominators: Denominators
-    offset: Tensor
 
 
 def is_worth_batch(request: Request, count: int) -> bool:
@@ -51,11 +40,13 @@ def are_rows_worth_batch(request: Request, count: int, rows: int) -> bool:
     return count > 1 and 0 < rows * request.k.shape[2] <= MOST_SCORES and request.weight is None and request.q.shape[3] > 0
 
 
-def iterate_batches(request: Request, pairs: Tensor) -> Iterator[PlaneBatch]:
+def iterate_batches(request: Request, pairs: Tensor) -> Iterator[WeightRows]:
     """Yield the matrices of some pairs (n, 2) of batch row and head, in order, as many at a time as a block holds."""
+    queries, keys = (torch.arange(x.shape[2], device=x.device) for x in (request.q, request.k))
     for b, h, masked in iterate_scores(request, pairs):
         below, exponentials = exponentiate_rows(masked, select_sinks(request, h))
-        yield PlaneBatch(masked, below.divide(exponentials), below, select_offsets(request, b).unsqueeze(-1))
+        positions = queries + select_offsets(request, b).unsqueeze(-1)
+        yield WeightRows(((0, len(keys)),), keys, positions, masked, below.divide(exponentials), below)
 
 
 def iterate_scores(request: Request, pairs: Tensor, queries: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -145,74 +136,20 @@ def weigh_scores(masked: Tensor, sinks: Tensor | None) -> Tensor:
     return weights
 
 
-def compute_rows(request: Request, pairs: Tensor, *functions: Callable[[PlaneBatch], Tensor]) -> list[Tensor]:
+def compute_rows(request: Request, pairs: Tensor, *functions: Callable[[WeightRows], Tensor]) -> list[Tensor]:
     """Return what functions of a batch return, (n, ...) each, of all pairs."""
     found = [[function(batch) for function in functions] for batch in iterate_batches(request, pairs)]
     return [parts[0] if len(parts) == 1 else torch.cat(parts) for parts in zip(*found, strict=True)]
 
 
-def get_weights(batch: PlaneBatch) -> Tensor:
+def get_weights(batch: WeightRows) -> Tensor:
     """Return the weights."""
     return batch.weights
 
 
-def logsumexp(batch: PlaneBatch) -> Tensor:
-    """Return the logarithm of each row's denominator, sink included, nats; -inf for a row that sees nothing."""
-    return batch.denominators.logsumexp
-
-
-def entropy(batch: PlaneBatch) -> Tensor:
-    """Compute -Σ w log w over the keys of each row, nats; 0 for a row that sees nothing."""
-    shift, total = (x.unsqueeze(-1) for x in (batch.denominators.shift, batch.denominators.total.log()))
-    logarithm = (batch.masked - shift).sub_(total).masked_fill_(batch.weights == 0, 0)
-    return -logarithm.mul_(batch.weights).sum(-1)
-
-
-def largest_weight(batch: PlaneBatch) -> Tensor:
-    """Return the largest weight of each row."""
-    return batch.weights.amax(-1)
-
-
-def mean_distance(batch: PlaneBatch) -> Tensor:
-    """Compute Σ w (position of the query - key): how far each row looks back on average, in tokens."""
-    q, k = batch.weights.shape[1:]
-    positions = torch.arange(q, device=batch.weights.device) + batch.offset
-    keys = torch.arange(k, device=batch.weights.device, dtype=batch.weights.dtype)
-    with disable_autocast(keys.device):
-        return batch.weights.sum(-1) * positions - batch.weights @ keys
-
-
-def weight_of_first_key(batch: PlaneBatch) -> Tensor:
-    """Return the weight of each row on the first key."""
-    return batch.weights[..., 0].clone()
-
-
-def make_diagonal(back: int) -> Callable[[PlaneBatch], Tensor]:
-    """Make the function of the weight of each row on the key at its own position minus `back`; 0 if there is no such key."""
-
-    def diagonal(batch: PlaneBatch) -> Tensor:
-        q, k = batch.weights.shape[1:]
-        keys = torch.arange(q, device=batch.weights.device) + (batch.offset - back)
-        found = batch.weights.gather(-1, keys.clamp(0, k - 1).unsqueeze(-1)).squeeze(-1)
-        return found.masked_fill_((keys < 0) | (keys >= k), 0)
-
-    return diagonal
-
-
-def sum_columns(batch: PlaneBatch) -> Tensor:
+def sum_columns(batch: WeightRows) -> Tensor:
     """Return the sum of each column, accumulated in float64."""
     return batch.weights.sum(1, dtype=torch.float64).to(batch.weights.dtype)
-
-
-ROWS = {
-    "logsumexp": logsumexp,
-    "entropy": entropy,
-    "largest": largest_weight,
-    "distance": mean_distance,
-    "first": weight_of_first_key,
-    "itself": make_diagonal(0),
-    "previous": make_diagonal(1),
-}
 
 
 def gather_statistics(
@@ -221,7 +158,7 @@ def gather_statistics(
     """Compute row statistics by name, the sum of each column, the weights if they are the picture, and denominators."""
     found = gather_compiled_statistics(request, pairs, has_picture)
     if found is None:
-        functions = {name: ROWS[name] for name in names} | {"received": sum_columns}
+        functions = {name: passes.ROWS[name] for name in names} | {"received": sum_columns}
         functions |= {"weights": get_weights} if has_picture else {}
         functions |= {"shift": lambda batch: batch.denominators.shift, "total": lambda batch: batch.denominators.total}
         found = dict(zip(functions, compute_rows(request, pairs, *functions.values()), strict=True))

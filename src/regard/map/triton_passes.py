@@ -19,6 +19,7 @@ from torch import Tensor
 from regard.map.passes import ROWS, TraversalResult
 from regard.map.plane import Denominators, Plane
 from regard.map.pooling import BinnedWeights
+from regard.map.small_maps import select_offsets
 from regard.mechanism.mask_algebra import find_key_ranges
 from regard.mechanism.request import Request
 
@@ -202,13 +203,6 @@ class KernelInputs:
         }
 
 
-def get_offsets(inputs: KernelInputs) -> Tensor:
-    """Return the position of the first query of each matrix among the keys, (n,)."""
-    request = inputs.request
-    offsets = torch.as_tensor(request.offset, device=request.q.device)
-    return offsets.expand(request.q.shape[0])[inputs.pairs[:, 0]].contiguous()
-
-
 def summarize_rows(inputs: KernelInputs, first: int, last: int) -> Tensor:
     """Compute the denominators and statistics of the queries first to last of each matrix, (9, n, last - first)."""
     from regard.map.compiled import triton_kernels
@@ -216,10 +210,10 @@ def summarize_rows(inputs: KernelInputs, first: int, last: int) -> Tensor:
     request, units, count = inputs.request, len(inputs.pairs), last - first
     found = torch.empty(len(NAMES), units, count, dtype=torch.float32, device=request.q.device)
     sinks = request.q if request.sinks is None else request.sinks.float()[inputs.pairs[:, 1]].contiguous()
-    blocks = -(-count // inputs.tile.rows)
+    blocks, offsets = -(-count // inputs.tile.rows), select_offsets(request, inputs.pairs[:, 0]).contiguous()
     if count:
         triton_kernels.summarize_rows[(blocks * units,)](
-            *inputs.tensors, *inputs.ranges, sinks, inputs.pairs, get_offsets(inputs), found,
+            *inputs.tensors, *inputs.ranges, sinks, inputs.pairs, offsets, found,
             *inputs.numbers, first, count, *inputs.settings, blocks,
             has_sinks=request.sinks is not None, tile_rows=inputs.tile.rows, **inputs.constants,
         )  # fmt: skip

@@ -1,6 +1,6 @@
 """A v and Aᵀ r, block by block, without storing A; differentiable in v and in r."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,51 +9,32 @@ from torch import Tensor
 from regard.map import compiled_passes, pass_runner, small_maps
 from regard.map.plane import DenominatorCache, Denominators, Plane, multiply_exactly
 
+MOST_WEIGHTS = 2**14  # of a plane, up to which a product of several takes less time than compiled ones of each
+
 
 class ApplyWeights(torch.autograd.Function):
-    """A v for some planes: v (p, k, e) to (p, q, e)."""
+    """A v for some planes, v (p, k, e) to (p, q, e); transposed Aᵀ r, r (p, q, e) to (p, k, e)."""
 
     @staticmethod
-    def forward(ctx: Any, v: Tensor, planes: Sequence[Plane], cache: DenominatorCache) -> Tensor:
-        ctx.planes, ctx.cache = planes, cache
-        return multiply_planes(planes, v, cache, compiled_passes.apply_weights, apply_weights)
+    def forward(ctx: Any, x: Tensor, planes: Sequence[Plane], cache: DenominatorCache, is_transposed: bool) -> Tensor:
+        ctx.given = planes, cache, not is_transposed
+        return multiply_planes(planes, x, cache, is_transposed)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return ApplyTransposedWeights.apply(gradients[0], ctx.planes, ctx.cache), None, None  # type: ignore[no-untyped-call]
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        return ApplyWeights.apply(gradients[0], *ctx.given), None, None, None  # type: ignore[no-untyped-call]
 
 
-class ApplyTransposedWeights(torch.autograd.Function):
-    """Aᵀ r for some planes: r (p, q, e) to (p, k, e)."""
-
-    @staticmethod
-    def forward(ctx: Any, r: Tensor, planes: Sequence[Plane], cache: DenominatorCache) -> Tensor:
-        ctx.planes, ctx.cache = planes, cache
-        return multiply_planes(planes, r, cache, compiled_passes.apply_transposed_weights, apply_transposed_weights)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return ApplyWeights.apply(gradients[0], ctx.planes, ctx.cache), None, None  # type: ignore[no-untyped-call]
-
-
-MOST_WEIGHTS = 2**14  # of a plane, up to which a product of several takes less time than compiled ones of each
-CompiledProduct = Callable[[Plane, int, Tensor], tuple[Tensor, Denominators] | None]
-
-
-def multiply_planes(
-    planes: Sequence[Plane],
-    x: Tensor,
-    cache: DenominatorCache,
-    quick: CompiledProduct,
-    plain: Callable[[Plane, Tensor], Tensor],
-) -> Tensor:
-    """Compute the products of planes with x (p, n, e), compiled where possible, in x's dtype.
+def multiply_planes(planes: Sequence[Plane], x: Tensor, cache: DenominatorCache, is_transposed: bool) -> Tensor:
+    """Compute the products of planes, or of their transposes, with x (p, n, e), compiled where possible, in x's dtype.
 
     The compiled products also compute the denominators, which are added to the cache.
     """
+    quick = compiled_passes.apply_transposed_weights if is_transposed else compiled_passes.apply_weights
+    plain = apply_transposed_weights if is_transposed else apply_weights
     found: list[tuple[Tensor, Denominators] | None] = [None] * len(planes)
     if planes and are_worth_batch(planes):
-        return multiply_batches(planes, x, plain is apply_transposed_weights)
+        return multiply_batches(planes, x, is_transposed)
     if (
         planes
         and compiled_passes.can_run_compiled(planes[0])
