@@ -87,9 +87,10 @@ def run_pass(
     threads = threads if plane.shape[0] * plane.shape[1] > SMALL else 1
     for plan in pass_inputs.make_plans(plane, part):
         blocks = pass_inputs.make_blocks(plan, edges)
-        given = plan, scores._replace(bias=pass_inputs.get_plan_bias(plane, plan)), blocks
+        given = plan, scores._replace(bias=pass_inputs.get_plan_bias(plane, plan))
 
-        def work(n: int, given: Any = given) -> None:
-            function(*given, n, threads, *(x[n] if isinstance(x, PerThread) else x for x in arguments))
+        def work(n: int, given: Any = given, blocks: Any = blocks) -> None:
+            own = blocks[blocks[:, 0] % threads == n]
+            function(*given, own, *(x[n] if isinstance(x, PerThread) else x for x in arguments))
 
         run_parts(work, threads)

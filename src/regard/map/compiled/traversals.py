@@ -67,14 +67,12 @@ def overview(plan, packed, blocks, planes, taken, parts, lines, edges, found, re
 
 
 @njit_with_cache()
-def picture(plan, scores, blocks, part, parts, lines, edges, below, received, total, most):
-    """Compute only the picture, from known shifts and totals (2, rows), for one of several parts of the blocks."""
+def picture(plan, scores, blocks, lines, edges, below, received, total, most):
+    """Compute only the picture of some blocks, from known shifts and totals (2, rows)."""
     buffers = allocate_buffers(plan)
     room = np.zeros(CHUNK, np.float32), np.zeros(CHUNK, np.float32)
     bins = lines, edges, has_pairs(edges), total, most, most[:0]
-    for unit, run, row, stop in blocks:
-        if unit % parts != part:
-            continue
+    for _, run, row, stop in blocks:
         count = split_keys(plan, run, row, stop, buffers.keys)
         for c in range(count):
             score_chunk(plan, scores, run, row, stop, c, buffers)
@@ -85,17 +83,15 @@ def picture(plan, scores, blocks, part, parts, lines, edges, below, received, to
 
 
 @njit_with_cache()
-def attribution(plan, scores, blocks, part, parts, products, lines, edges, found, sums, extremes, received, total, most, least):
-    """Compute the sums and the picture of an attribution map's entries, for one of several parts of the blocks.
+def attribution(plan, scores, blocks, products, lines, edges, found, sums, extremes, received, total, most, least):
+    """Compute the sums and the picture of the entries of an attribution map in some blocks.
 
     sums (rows,); extremes (2, rows), the largest entry of each row and the largest of -entry; least is the picture of the
     latter, as `most` is of the former. The statistics of the weights go to `found`, of an unweighted map none.
     """
     buffers, entries = allocate_buffers(plan), np.empty((plan.rows, STRIDE), np.float32)
     summed, largest, lowest = np.zeros(CHUNK, np.float32), np.zeros(CHUNK, np.float32), np.zeros(CHUNK, np.float32)
-    for unit, run, row, stop in blocks:
-        if unit % parts != part:
-            continue
+    for _, run, row, stop in blocks:
         if products.is_weighted:
             count = compute_softmax(plan, scores, run, row, stop, buffers, found)
         else:
@@ -178,16 +174,14 @@ def select_top(plan, r, count, buffers, values, keys):
 
 
 @njit_with_cache()
-def forward(plan, scores, blocks, part, parts, found, v, out, until, received):
+def forward(plan, scores, blocks, found, v, out, until, received):
     """Compute A v: v as panels (n, k, COLUMNS), out (rows, n COLUMNS).
 
     The weights of the rows before `until` are summed to `received` (k,).
     """
     buffers, some = allocate_buffers(plan), np.empty((ROWS, COLUMNS), np.float32)
     summed = np.zeros(CHUNK, np.float32)
-    for unit, run, row, stop in blocks:
-        if unit % parts != part:
-            continue
+    for _, run, row, stop in blocks:
         count = compute_softmax(plan, scores, run, row, stop, buffers, found)
         for c in range(count):
             first, length, _ = buffers.keys[c]
@@ -214,13 +208,11 @@ def sum_columns(e, factors, rows, summed, received):
 
 
 @njit_with_cache()
-def backward(plan, scores, blocks, part, parts, found, x, out):
+def backward(plan, scores, blocks, found, x, out):
     """Compute Aᵀ x: x (rows, n COLUMNS), out (k rounded up to full panels, n COLUMNS)."""
     buffers, some = allocate_buffers(plan), np.empty((ROWS, COLUMNS), np.float32)
     weighed = np.empty((plan.rows, COLUMNS), np.float32)
-    for unit, run, row, stop in blocks:
-        if unit % parts != part:
-            continue
+    for _, run, row, stop in blocks:
         count = compute_softmax(plan, scores, run, row, stop, buffers, found)
         for c in range(count):
             first, _, full = buffers.keys[c]
@@ -235,13 +227,11 @@ def backward(plan, scores, blocks, part, parts, found, x, out):
 
 
 @njit_with_cache()
-def backward_few(plan, scores, blocks, part, parts, found, x, out):
+def backward_few(plan, scores, blocks, found, x, out):
     """Compute Aᵀ x for few columns: x (rows, n), out (n, k rounded up to full panels). Sums are along rows of keys."""
     buffers, weighed = allocate_buffers(plan), np.empty((plan.rows, x.shape[1]), np.float32)
     summed = np.zeros(SLICE, np.float32)
-    for unit, run, row, stop in blocks:
-        if unit % parts != part:
-            continue
+    for _, run, row, stop in blocks:
         count = compute_softmax(plan, scores, run, row, stop, buffers, found)
         for c in range(count):
             first, _, full = buffers.keys[c]
