@@ -1,7 +1,7 @@
 """Convolution: the banded token-to-token matrix of a short causal convolution of each channel."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from regard.errors import ShapeError
 from regard.map import factors
 from regard.mechanism.arguments import check_count, describe_value
+from regard.mechanism.spans import Span
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -47,13 +48,9 @@ class Convolution:
         """The number of queries: each token is one."""
         return self.length
 
-    def replace_tensors(self, tensors: Mapping[str, Tensor]) -> "Convolution":
-        """Return the same convolution with other tensors, by name."""
-        return Convolution(**dict(tensors), batch=self.batch, length=self.length)
-
     def select_rows(self, rows: Tensor) -> "Convolution":
         """Return the convolution of some batch rows, by index."""
-        return Convolution(**self.tensors, batch=len(rows), length=self.length)
+        return replace(self, batch=len(rows))
 
     @classmethod
     def join_tokens(cls, parts: "Sequence[Convolution]") -> "Convolution":
@@ -83,13 +80,9 @@ class ConvolutionPlane:
         """The weights by distance, (w,): first that of the token itself."""
         return self.convolution.kernel[0, self.h].double().flip(0)
 
-    def find_first_key(self, query: int) -> int:
-        """Return the first key that a query may see."""
-        return max(0, query - len(self.kernel) + 1)
-
-    def find_key_stop(self, query: int) -> int:
-        """Return the end of the keys that a query may see."""
-        return query + 1
+    def find_keys(self, first: int, last: int) -> Span:
+        """Return the span of the keys that the queries first to last may see, both included."""
+        return max(0, first - len(self.kernel) + 1), last + 1
 
     def compute_rows(self, queries: Tensor, first: int, stop: int) -> Tensor:
         """Compute the entries (n, m) of queries (n,) by index on the keys first to stop."""

@@ -140,10 +140,10 @@ class ImplicitMap(SignedMap):
         """Yield the blocks of complete rows of one matrix, in order, and the entries (n, m) of each, in float64."""
         plane, start = self.build_plane(b, h), 0
         while start < self.shape[2]:
-            first = plane.find_first_key(self.first + start)
-            width = max(1, plane.find_key_stop(self.first + start) - first)
+            first, last = plane.find_keys(self.first + start, self.first + start)
+            width = max(1, last - first)
             stop = min(self.shape[2], start + max(1, min(MOST_ROWS, BLOCK_ENTRIES // width)))
-            last = plane.find_key_stop(self.first + stop - 1)
+            first, last = plane.find_keys(self.first + start, self.first + stop - 1)
             queries = torch.arange(self.first + start, self.first + stop, device=self.device)
             columns = torch.arange(first, last, device=self.device)
             yield ImplicitBlock(start, stop, columns), plane.compute_rows(queries, first, last)
@@ -165,14 +165,13 @@ class ImplicitMap(SignedMap):
     def gather(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """Return entries (n, m) of rows at coordinates (n,), on the keys j (n, m) of each."""
         found = torch.zeros(j.shape, dtype=self.dtype, device=self.device)
-        pairs = b * self.shape[1] + h
-        for pair in pairs.unique().tolist() if j.numel() else ():
-            plane, own_places = self.build_plane(*divmod(pair, self.shape[1])), (pairs == pair).nonzero().squeeze(-1)
+        for n, m, own_places in indexing.group_pairs(b, h, self.shape[1]) if j.numel() else ():
+            plane = self.build_plane(n, m)
             queries, places = (i[own_places] + self.first).unique(return_inverse=True)
             step = max(1, min(MOST_ROWS, BLOCK_ENTRIES // self.shape[3]))
             for start in range(0, len(queries), step):
                 some = queries[start : start + step]
-                first, stop = plane.find_first_key(int(some[0])), plane.find_key_stop(int(some[-1]))
+                first, stop = plane.find_keys(int(some[0]), int(some[-1]))
                 rows = plane.compute_rows(some.to(self.device), first, stop).to(self.dtype)
                 mine = (places >= start) & (places < start + step)
                 keys = j[own_places[mine]].to(self.device)

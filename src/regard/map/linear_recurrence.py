@@ -1,9 +1,9 @@
 """LinearRecurrence: the token-to-token matrix of a layer whose state decays and is written to, from factors that are O(T)."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from regard.errors import ConfigError, ShapeError
 from regard.map import factors
 from regard.map.plane import multiply_exactly
 from regard.mechanism.arguments import describe_value
+from regard.mechanism.spans import Span
 
 CHUNK = 64  # tokens whose state updates are solved together
 GONE = -800.0  # a log decay below it is 0 in float64: the state is reset
@@ -77,16 +78,11 @@ class LinearRecurrence:
         """The number of queries: each token is one."""
         return self.shape[2]
 
-    def replace_tensors(self, tensors: Mapping[str, Tensor]) -> "LinearRecurrence":
-        """Return the same recurrence with other tensors, by name."""
-        return LinearRecurrence(**dict(tensors), is_strict=self.is_strict)
-
     def select_rows(self, rows: Tensor) -> "LinearRecurrence":
         """Return the recurrence of some batch rows, by index."""
-        tensors = {
-            name: x if name in self.PARAMETERS or len(x) == 1 else x[rows.to(x.device)] for name, x in self.tensors.items()
-        }
-        return self.replace_tensors(tensors)
+        parts = {name: x for name, x in self.tensors.items() if name not in self.PARAMETERS and len(x) > 1}
+        chosen: dict[str, Any] = {name: x[rows.to(x.device)] for name, x in parts.items()}
+        return replace(self, **chosen)
 
     @classmethod
     def join_tokens(cls, parts: "Sequence[LinearRecurrence]") -> "LinearRecurrence":
@@ -155,13 +151,9 @@ class RecurrencePlane:
         """How much of a correction is written, (t,)."""
         return self.get("beta")
 
-    def find_first_key(self, query: int) -> int:
-        """Return the first key that a query may see."""
-        return 0
-
-    def find_key_stop(self, query: int) -> int:
-        """Return the end of the keys that a query may see."""
-        return query + 1
+    def find_keys(self, first: int, last: int) -> Span:
+        """Return the span of the keys that the queries first to last may see, both included."""
+        return 0, last + 1
 
     def compute_rows(self, queries: Tensor, first: int, stop: int) -> Tensor:
         """Compute the entries (n, m) of queries (n,) by index on the keys first to stop; stop is beyond all of the queries."""

@@ -1,6 +1,6 @@
 """ScoredMatrix: weights of queries and keys that are no softmax: activations of scores, mixed and subtracted softmaxes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -15,6 +15,7 @@ from regard.mechanism import softmax
 from regard.mechanism.arguments import check_choice, describe_value
 from regard.mechanism.mask_algebra import EVERYTHING, Mask, Offset
 from regard.mechanism.masks import Given
+from regard.mechanism.spans import Span
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # of scores, entry by entry
     "relu": F.relu,
@@ -92,11 +93,6 @@ class ScoredMatrix:
         """The number of queries."""
         return self.q.shape[2]
 
-    def replace_tensors(self, tensors: Mapping[str, Tensor]) -> "ScoredMatrix":
-        """Return the same matrix with other tensors, by name."""
-        changes: dict[str, Any] = dict(tensors)
-        return replace(self, **changes)
-
     def select_rows(self, rows: Tensor) -> "ScoredMatrix":
         """Return the matrix of some batch rows, by index."""
         rows = rows.to(self.q.device)
@@ -131,13 +127,9 @@ class ScoredPlane:
         """Return the part of a tensor that belongs to this batch row, in float64."""
         return x[self.b if len(x) > 1 else 0].double()
 
-    def find_first_key(self, query: int) -> int:
-        """Return the first key that a query may see."""
-        return 0
-
-    def find_key_stop(self, query: int) -> int:
-        """Return the end of the keys that a query may see."""
-        return self.matrix.shape[2]
+    def find_keys(self, first: int, last: int) -> Span:
+        """Return the span of the keys that the queries first to last may see, both included."""
+        return 0, self.matrix.shape[2]
 
     def compute_rows(self, queries: Tensor, first: int, stop: int) -> Tensor:
         """Compute the entries (n, m) of queries (n,) by index on the keys first to stop."""

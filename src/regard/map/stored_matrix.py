@@ -1,7 +1,7 @@
 """StoredMatrix: weights that no short formula gives, kept as they are, and matrices joined from those of several calls."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from regard.errors import ShapeError
 from regard.map.scored_matrix import ScoredMatrix
 from regard.mechanism.arguments import describe_value
+from regard.mechanism.spans import Span
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -40,13 +41,9 @@ class StoredMatrix:
         """The number of queries."""
         return self.entries.shape[2]
 
-    def replace_tensors(self, tensors: Mapping[str, Tensor]) -> "StoredMatrix":
-        """Return the same matrix with other tensors, by name."""
-        return StoredMatrix(**dict(tensors), title=self.title)
-
     def select_rows(self, rows: Tensor) -> "StoredMatrix":
         """Return the matrix of some batch rows, by index."""
-        return StoredMatrix(entries=self.entries[rows.to(self.entries.device)], title=self.title)
+        return replace(self, entries=self.entries[rows.to(self.entries.device)])
 
     def build_plane(self, b: int, h: int) -> "StoredPlane":
         """Return the matrix of one batch row and head."""
@@ -59,13 +56,9 @@ class StoredPlane:
 
     entries: Tensor
 
-    def find_first_key(self, query: int) -> int:
-        """Return the first key that a query may see."""
-        return 0
-
-    def find_key_stop(self, query: int) -> int:
-        """Return the end of the keys that a query may see."""
-        return self.entries.shape[1]
+    def find_keys(self, first: int, last: int) -> Span:
+        """Return the span of the keys that the queries first to last may see, both included."""
+        return 0, self.entries.shape[1]
 
     def compute_rows(self, queries: Tensor, first: int, stop: int) -> Tensor:
         """Compute the entries (n, m) of queries (n,) by index on the keys first to stop, in float64."""
@@ -121,15 +114,11 @@ class JoinedPlane:
     @cached_property
     def keys(self) -> int:
         """The number of keys of the last call."""
-        return max(int(plane.find_key_stop(0)) for plane in self.planes)
+        return max(int(plane.find_keys(0, 0)[1]) for plane in self.planes)
 
-    def find_first_key(self, query: int) -> int:
-        """Return the first key that a query may see."""
-        return 0
-
-    def find_key_stop(self, query: int) -> int:
-        """Return the end of the keys that a query may see."""
-        return self.keys
+    def find_keys(self, first: int, last: int) -> Span:
+        """Return the span of the keys that the queries first to last may see, both included."""
+        return 0, self.keys
 
     def compute_rows(self, queries: Tensor, first: int, stop: int) -> Tensor:
         """Compute the entries (n, m) of queries (n,) by index on the keys first to stop, in float64."""
@@ -137,7 +126,7 @@ class JoinedPlane:
         start = 0
         for plane, length in zip(self.planes, self.lengths, strict=True):
             inside = (queries >= start) & (queries < start + length)
-            end = min(stop, plane.find_key_stop(0))
+            end = min(stop, plane.find_keys(0, 0)[1])
             if inside.any() and end > first:
                 found[inside, : end - first] = plane.compute_rows(queries[inside] - start, first, end)
             start += length

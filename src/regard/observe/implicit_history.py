@@ -52,10 +52,9 @@ class StoredRecurrence:
             if identify_numbers(x) not in copies:
                 copies[identify_numbers(x)] = store.copy_tensor(x.detach())
         given = {name: (copies[identify_numbers(x)], x.shape) for name, x in tensors.items()}
+        stored: dict[str, Any] = {name: x if x.shape == shape else x.view(shape) for name, (x, shape) in given.items()}
         return cls(
-            found.mechanism.replace_tensors(
-                {name: x if x.shape == shape else x.view(shape) for name, (x, shape) in given.items()}
-            ),
+            replace(found.mechanism, **stored),
             store.copy_tensor(found.values.detach()),
             queries,
             outputs,

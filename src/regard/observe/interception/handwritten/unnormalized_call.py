@@ -7,6 +7,7 @@ differ, or no formula is known, the weights themselves are stored.
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,11 +61,11 @@ class ActivatedCall:
     def copy_call(cls, call: RecurrenceCall) -> "ActivatedCall":
         """Return a call with copies of its tensors, which the layer may write into before its output has been followed."""
         factors = call.read()
-        tensors = {name: x.clone() for name, x in factors.mechanism.tensors.items()}
+        tensors: dict[str, Any] = {name: x.clone() for name, x in factors.mechanism.tensors.items()}
         outputs = factors.outputs.clone()
         return cls(
             call=call,
-            factors=replace(factors, mechanism=factors.mechanism.replace_tensors(tensors), values=factors.values.clone()),
+            factors=replace(factors, mechanism=replace(factors.mechanism, **tensors), values=factors.values.clone()),
             outputs=outputs,
             columns=torch.arange(outputs.shape[3], device=outputs.device),
             row_scale=outputs.new_ones(outputs.shape[:3], dtype=score_dtype(outputs.dtype)),
