@@ -11,7 +11,7 @@ SCAN = "it adds up tokens with decays that depend on tokens, by running sums ove
 
 def find_token_axes(frame: ModuleFrame) -> list[TokenAxis]:
     """Return the axes of a module's inputs (b, t, c) or (t, b, c) along which its operations picked or summed up: quick."""
-    operations = [one for one in frame.list_operations() if one.along is not None]
+    operations = [one for one in frame.iterate_operations() if one.along is not None]
     inputs = [x for x in frame.input_tensors if type(x) in PLAIN and not x.is_nested] if operations else []
     tokens = [x for x in inputs if x.dim() == 3 and x.is_floating_point()]
     axes = {TokenAxis(axis, x.shape[axis]) for x in tokens for axis in (0, 1) if x.shape[axis] >= MIN_TOKENS}
