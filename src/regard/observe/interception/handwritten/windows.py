@@ -36,7 +36,8 @@ def reads_windows(frames: list[ModuleFrame], weights: Tensor, values: Tensor, ex
 def count_tokens_of_inputs(frames: list[ModuleFrame]) -> list[int]:
     """Return the numbers of tokens, of all samples, that inputs (b, ..., c), (b, c, ...) or ids (b, t) may have.
 
-    Those of inputs (t, c) count if there are no others: each row may be a sample.
+    Those of inputs (t, c) count if there are no others: each row may be a sample. Unlike the axes along which products may be
+    summed, those of a single token do not: any number of rows is a multiple of it.
     """
     inputs = [x for frame in frames for x in frame.input_tensors if not x.is_nested and x.numel()]
     counts = [x.numel() for x in inputs if x.dim() == 2 and not x.is_floating_point()]
