@@ -9,6 +9,7 @@ from docs.flags import derive
 
 from regard.cli import main
 from regard.cli.arguments import COMMANDS, derived
+from regard.models import GPT2
 
 HEAVY = {"torch", "numpy", "numba", "rich", "transformers"}  # torch takes a second or more
 WATCHED = """
@@ -74,6 +75,38 @@ def test_so_are_the_commands_the_version_and_what_is_wrong_with_a_flag(arguments
     found, printed, imported = run(*arguments)
     assert (found, imported & HEAVY) == (code, set())
     assert says in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["heads", "--sort", "wizardry"], "there is no score 'wizardry'; the scores are previous token, "),
+        (["heads", "--sort", "retrieval"], "there is no score 'retrieval'"),
+        (["heads", "--sort", "effect on text", "--ablate", "all"], "there is no score 'effect on text'"),
+        (["heads", "--sort", "effect", "--ablate", "none"], "there is no score 'effect'"),
+        (["heads", "--sort", "punctuation"], "there is no score 'punctuation'"),
+        (["heads", "--seeds", "1"], "--seeds must be a whole number of at least 2"),
+        (["heads", "--haystack", "absent.txt"], "absent.txt is not a file"),
+        (["heads", "--text", "absent.txt"], "absent.txt is not a file"),
+        (["look", "words", "--sort", "wizardry"], "there is no score 'wizardry'; the scores are previous token, "),
+        (["look", "words", "--sort", "copying"], "there is no score 'copying'"),
+        (["look", "words", "--json", "--head", "0.1"], "--json prints the table of the heads"),
+        (["look", "words", "--csv", "--query", "words"], "--csv prints the table of the heads"),
+        (["look", "words", "--keep", "int3"], "keep takes bfloat16"),
+        (["generate", "words", "--temperature=-1"], "temperature"),
+        (["generate", "words", "--top-k=-1"], "top_k"),
+        (["generate", "words", "--device", "nowhere"], "--device nowhere cannot be used"),
+        (["evaluate", "--on", __file__, "--held-out", "0.1"], "--held-out applies to a corpus"),
+        (["atlas", "--on", __file__, "--out", "atlas", "--shard", "2/2"], "--shard is I/N with I from 0 to N - 1"),
+        (["atlas", "--on", __file__, "--out", "atlas", "--tokens", "8"], "tokens must be"),
+    ],
+    ids=str,
+)
+def test_what_no_model_can_do_is_refused_before_one_is_loaded(capsys, monkeypatch, tmp_path, arguments, says):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(GPT2, "load", staticmethod(lambda *_: pytest.fail("the model is loaded")))
+    assert main([*arguments, "--model", "pocket"]) == 2
+    assert says in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_flags_are_those_of_the_classes():

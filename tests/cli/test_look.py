@@ -51,7 +51,7 @@ def test_the_help_names_every_kind_of_head(capsys):
 
 
 @pytest.mark.slow
-def test_an_unknown_score_is_refused_after_the_first_layer(capsys, folder, monkeypatch):
+def test_a_score_of_values_that_were_not_kept_is_refused_after_the_first_layer(capsys, folder, monkeypatch):
     classified = []
 
     def classify_heads(*arguments, **named):
@@ -60,7 +60,7 @@ def test_an_unknown_score_is_refused_after_the_first_layer(capsys, folder, monke
             yield row
 
     monkeypatch.setattr("regard.cli.look.classify_heads", classify_heads)
-    assert look(capsys, TEXT, "--model", folder, "--sort", "wizardry")[0] == 2
+    assert look(capsys, TEXT, "--model", folder, "--sort", "first value")[0] == 2
     assert classified == [0]
 
 

@@ -10,7 +10,8 @@ from bounds import sum_bound
 from dense import Recorded, close
 from regard import AttentionMap, Causal, ConfigError, Documents, Padding, ShapeError, Window, record
 from regard.observe import detectors, patterns
-from regard.observe.head_kinds import Head, heads, infer_kind
+from regard.observe.head_kinds import Head, find_score, heads, infer_kind
+from regard.observe.head_scores import SCORES
 from regard.observe.map_view import MapView
 from regard.observe.score_interval import Score
 from regard.observe.value_norms import weight_by_norm
@@ -110,6 +111,16 @@ def test_more_is_requested_by_its_own_argument():
         close(tensor_of(row.scores[name] for row in found), score.mean(0))
     assert {"back 2", "back 5"} <= set(found.detectors)
     assert "punctuation" not in found.detectors
+
+
+def test_the_listed_names_are_those_of_the_scores_of_a_text_with_values():
+    text = [word for n in range(9) for word in (f"w{n}", f"v{n}", "ends", ".")]
+    torch.manual_seed(1)
+    q, k, v = torch.randn(3, B, H, len(text), D, dtype=torch.float64)
+    assert heads(Recorded([AttentionMap(q, k, Causal())], tokens=text, values=[v])).detectors == SCORES
+    assert find_score("prev", SCORES) == find_score("previous token", SCORES) == "previous token"
+    with pytest.raises(ConfigError, match="there is no score 'wizardry'; the scores are previous token, "):
+        find_score("wizardry", SCORES)
 
 
 def test_layers_are_chosen_by_number_or_name():

@@ -14,7 +14,7 @@ from rich.text import Text
 from regard.cli.model_loading import CAUSAL_LM, load_model
 from regard.cli.progress_bar import iterate_with_bar
 from regard.errors import ConfigError
-from regard.head_atlas.build_atlas import atlas, merge_atlas
+from regard.head_atlas.build_atlas import atlas, check_sizes, merge_atlas
 from regard.observe.head_kinds import Heads
 from regard.show.head_summary import render_kinds, render_sentences, select_clearest
 from regard.show.terminal import open_console, print_lines, print_wrapped
@@ -47,8 +47,9 @@ def build_atlas(options: argparse.Namespace, given: dict[str, Any]) -> Heads | N
     """Build the atlas of a model."""
     if not Path(options.on).exists():
         raise ConfigError(f"--on is the path of a text or of a folder of texts; there is no {options.on}.")
-    foreign = load_model(options.model, CAUSAL_LM)
     shard = None if options.shard is None else parse_shard(options.shard)
+    check_sizes(**{name: value for name, value in given.items() if name != "engine"})
+    foreign = load_model(options.model, CAUSAL_LM)
     return atlas(
         foreign,
         Path(options.on),

@@ -22,6 +22,7 @@ from regard.policies import Policy, parse_policy
 from regard.policies.policy import label_policies
 from regard.policy_audit import Audit, Downstream, NeedleTask, audit, find_needles, make_needle_tasks, measure_downstream
 from regard.policy_audit.needle_tasks import COMMON_WORDS, KINDS
+from regard.policy_audit.recorded_inputs import find_prompt
 from regard.show.terminal import escape_text, open_console, print_lines, print_wrapped
 
 Counts = dict[str, dict[str, int]]
@@ -42,16 +43,19 @@ def run(options: argparse.Namespace) -> int:
     text = read_text(options.text)
     foreign = load_model(options.model, CAUSAL_LM)
     ids, words, _ = foreign.tokens(text, options.tokens)
+    tasks = make_needle_tasks(foreign, text, length=ids.shape[1], count=options.needles) if options.needles else []
     recording = record_ids(foreign, ids, words, "values")
+    prompt = find_prompt(recording, options.prompt, ids.shape[1])
+    if options.run and ids.shape[1] < prompt + 2:
+        raise ConfigError(f"--run needs two tokens after the prompt of {prompt:,}, but the text has {ids.shape[1]:,}.")
     found = audit(
         recording,
         policies,
-        prompt=options.prompt,
+        prompt=prompt,
         certified_rows=options.certify,
         watch=lambda layers, count: iterate_with_bar("auditing layers", layers, count),
     )
-    effects = run_with_policies(foreign, ids, policies, found.prompt) if options.run else []
-    tasks = make_needle_tasks(foreign, text, length=ids.shape[1], count=options.needles) if options.needles else []
+    effects = run_with_policies(foreign, ids, policies, prompt) if options.run else []
     needles = count_needles(foreign, tasks, policies) if tasks else {}
     if options.figure:
         from regard.show.audit_figure import draw_recall_grids
@@ -63,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
         page(found, options.page)
     if options.json:
         answer = {
-            "prompt": found.prompt,
+            "prompt": prompt,
             "rows": found.to_dicts(),
             "certificate": found.certificate.to_dict(),
             "downstream": [one.to_dict() for one in effects],
@@ -76,9 +80,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def run_with_policies(foreign: TextModel, ids: Tensor, policies: Sequence[Policy], prompt: int) -> list[Downstream]:
-    """Run the model with each policy. Raises ConfigError if less than two tokens follow the prompt."""
-    if ids.shape[1] < prompt + 2:
-        raise ConfigError(f"--run needs two tokens after the prompt of {prompt:,}, but the text has {ids.shape[1]:,}.")
+    """Run the model with each policy."""
     return measure_downstream(
         foreign.model, ids, policies, prompt=prompt, watch=lambda rows, count: iterate_with_bar("running policies", rows, count)
     )

@@ -42,6 +42,8 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(
             "--stride applies to a text, whose windows overlap; a .jsonl file is read passage by passage. Leave it out."
         )
+    if options.held_out is not None and not path.is_dir():
+        raise ConfigError("--held-out applies to a corpus, a folder that regard.text.corpus.prepare wrote.")
     text_model = load_model(options.model, CAUSAL_LM, options.device)
     context = options.context or text_model.context or DEFAULT_CONTEXT
     if text_model.context is not None and context > text_model.context:
@@ -73,8 +75,6 @@ def score_text(
     if path.is_dir():
         tokens = load_matching_corpus(text_model, path, options.held_out)
         words, size = count_words_and_bytes(tokens)
-    elif options.held_out is not None:
-        raise ConfigError("--held-out applies to a corpus, a folder that regard.text.corpus.prepare wrote.")
     else:
         text = read_exact_text(path, newline=None if wiki else "")
         words, size = (wikitext.count_words(text) if wiki else len(text.split())), len(text.encode())

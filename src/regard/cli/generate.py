@@ -41,10 +41,11 @@ def run(options: argparse.Namespace) -> int:
     if options.top < 0:
         raise ConfigError(f"--top must be at least 0, got {options.top}.")
     prompt = read_text(options.text)
+    given: dict[str, Any] = {name: getattr(options, name) for name in (*FLAGS, "seed", "past")}
+    Settings(**given, stop=options.stop, text=NumberTokenizer())  # raises for a wrong setting
     keep_freed_memory()  # every layer of a long prompt would request it again
     model, end_settings = load_decoder(options.model, options.device)
-    settings = {name: getattr(options, name) for name in (*FLAGS, "seed", "past")}
-    settings = {"text": NumberTokenizer(), **end_settings, **settings}
+    settings = {"text": NumberTokenizer(), **end_settings, **given}
     settings["stop"] = [*settings.get("stop", []), *(options.stop or [])]
     ids, _ = encode_prompt(prompt, Settings(**settings))
     room = TOKENS if options.past == "slide" else max(model.config.context - len(ids) + 1, 1)
@@ -60,7 +61,8 @@ def load_decoder(name: str, device: str | None) -> tuple[GPT2 | TransformersDeco
     """Load a GPT-2, or a model of transformers that `regard.generate` continues texts with, and its tokenizer and end."""
     path = Path(name).expanduser()
     if is_own_gpt2(name) or (not path.exists() and is_model_name(name)):
-        model = GPT2.load(name).to(check_device(device))
+        chosen = check_device(device)
+        model = GPT2.load(name).to(chosen)
         return model, model.get_end_settings()
     from regard.cli.model_loading import CAUSAL_LM, MODEL_NAMES, TransformersModel, load_model  # not needed by a GPT-2
 

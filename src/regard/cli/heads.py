@@ -4,7 +4,7 @@ Exit code 2 if the file is not a recording, or if the model cannot be probed.
 """
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,16 +13,18 @@ from rich.text import Text
 from torch import Tensor
 
 from regard.cli.input_text import read_text
-from regard.cli.look import check_kind, print_plain, print_report, select_rows
+from regard.cli.look import check_table, print_plain, print_report, select_rows
 from regard.cli.model_loading import CAUSAL_LM, TextModel, load_model
 from regard.cli.progress_bar import iterate_with_bar
 from regard.errors import ConfigError, DataError
+from regard.mechanism.arguments import check_count
 from regard.observe import load
-from regard.observe.head_kinds import RETRIEVAL, SUCCESSION, Heads
+from regard.observe.head_kinds import EFFECT, RETRIEVAL, SUCCESSION, TEXT_EFFECT, Heads
+from regard.observe.head_scores import PUNCTUATION, SCORES
 from regard.observe.score_interval import Score
-from regard.probe.probe_heads import probe_heads
+from regard.probe.probe_heads import FIRST_COLUMNS, probe_heads
 from regard.probe.repeated_tokens import SEEDS
-from regard.probe.retrieval import LENGTH, MOST_NEW_TOKENS, make_needle_prompts, measure_retrieval
+from regard.probe.retrieval import LENGTH, MOST_NEW_TOKENS, NeedlePrompt, make_needle_prompts, measure_retrieval
 from regard.probe.succession import make_successions, measure_succession
 from regard.show.axis_words import choose_attention_kind
 from regard.show.head_summary import render_kinds, render_sentences, render_table, select_clearest
@@ -38,11 +40,12 @@ def run(options: argparse.Namespace) -> int:
     """Classify the heads of a recording or of a model and print."""
     if (options.recording is None) == (options.model is None):
         raise ConfigError("pass a recording, or --model and the name of a model.")
-    check_kind(options)
     if options.model is not None:
         refuse_options(options, OF_RECORDINGS, "--{0} shows a recording: leave it out with --model.")
+        check_table(options, list_scores(options))
         return probe_model(options)
     refuse_options(options, OF_PROBES, "--{0} is of a probe: it needs --model.")
+    check_table(options)
     recording = load(options.recording)
     kind = choose_attention_kind(recording, options.attention)
     q, k = recording.map(0, kind=kind).shape[2:]
@@ -61,15 +64,27 @@ def refuse_options(options: argparse.Namespace, names: Iterable[str], sentence: 
             raise ConfigError(sentence.format(name))
 
 
-def add_retrieval(table: Heads, foreign: TextModel, haystack: str) -> Heads:
-    """Return the table with the retrieval score of each head, measured on sentences that are hidden in a text."""
+def list_scores(options: argparse.Namespace) -> list[str]:
+    """Return the names of the scores that a probe with these options can measure."""
+    missing = {*PUNCTUATION, "receiver"}  # of words, which random tokens are not
+    missing |= {EFFECT, TEXT_EFFECT} if options.ablate == "none" else set() if options.text else {TEXT_EFFECT}
+    missing |= set() if options.haystack else {RETRIEVAL}
+    return [name for name in dict.fromkeys((*FIRST_COLUMNS, *SCORES, SUCCESSION, RETRIEVAL)) if name not in missing]
+
+
+def hide_sentences(foreign: TextModel, haystack: str) -> list[NeedlePrompt]:
+    """Return prompts with sentences that are hidden in a text. Raises DataError for a text that is too short."""
     room = LENGTH if foreign.context is None else min(LENGTH, foreign.context - MOST_NEW_TOKENS)
-    prompts = make_needle_prompts(foreign, read_text(haystack), length=room)
+    return make_needle_prompts(foreign, haystack, length=room)
+
+
+def add_retrieval(table: Heads, foreign: TextModel, prompts: Sequence[NeedlePrompt]) -> Heads:
+    """Return the table with the retrieval score of each head, measured on sentences that are hidden in a text."""
     scores, answered = measure_retrieval(
         foreign.model, prompts, lambda prompts, count: iterate_with_bar("hiding sentences", prompts, count)
     )
     rows = tuple(replace(row, scores={**row.scores, RETRIEVAL: scores[row.layer, row.head]}) for row in table)
-    note = f"retrieval: {len(prompts)} prompts of {room} tokens, {answered} of which the model answered."
+    note = f"retrieval: {len(prompts)} prompts of {len(prompts[0].tokens)} tokens, {answered} of which the model answered."
     return replace(table, rows=rows, notes=(*table.notes, note))
 
 
@@ -98,18 +113,21 @@ def cut_text(foreign: TextModel, text: str) -> Tensor:
 
 def probe_model(options: argparse.Namespace) -> int:
     """Probe a model and print its heads."""
+    seeds = SEEDS if options.seeds is None else check_count("--seeds", options.seeds, 2)
+    text, haystack = (None if one is None else read_text(one) for one in (options.text, options.haystack))
     foreign = load_model(options.model, CAUSAL_LM)
+    prompts = None if haystack is None else hide_sentences(foreign, haystack)
     settings: dict[str, Any] = {"ablate": options.ablate or "patterns", "by": options.by or "mean"}
     table = probe_heads(
         foreign.model,
-        seeds=SEEDS if options.seeds is None else options.seeds,
-        text=None if options.text is None else cut_text(foreign, read_text(options.text)),
+        seeds=seeds,
+        text=None if text is None else cut_text(foreign, text),
         watch=lambda rows, count: iterate_with_bar("ablating heads", rows, count),
         **settings,
     )
     table = add_succession(table, foreign)
-    if options.haystack is not None:
-        table = add_retrieval(table, foreign, options.haystack)
+    if prompts is not None:
+        table = add_retrieval(table, foreign, prompts)
     shown = select_rows(table, options)
     if print_plain(shown, options):
         return 0

@@ -8,6 +8,7 @@ import csv
 import json
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,9 +23,10 @@ from regard.cli.progress_bar import iterate_with_bar, show_bar
 from regard.errors import ConfigError
 from regard.mechanism.arguments import check_choice
 from regard.observe import Recording, record
-from regard.observe.head_kinds import Head, Heads, classify_heads
-from regard.observe.head_scores import HeadOptions
+from regard.observe.head_kinds import Head, Heads, classify_heads, find_score
+from regard.observe.head_scores import SCORES, HeadOptions
 from regard.observe.run import KINDS
+from regard.observe.tensor_store import Store
 from regard.show import recording_views
 from regard.show.axis_words import choose_attention_kind, describe_bytes
 from regard.show.head_summary import (
@@ -48,7 +50,8 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(f"--tokens must be at least 1, got {options.tokens}.")
     if options.head is not None:
         recording_views.parse_layer_head(options.head)  # an invalid head is refused before the model runs
-    check_kind(options)
+    check_table(options)
+    Store.from_arguments(options.keep, None)  # raises for a --keep that names nothing
     text = read_text(options.text)
     if options.why is not None:
         return word_pulls.run(options, text)
@@ -90,9 +93,6 @@ def record_ids(foreign: TextModel, ids: Tensor, words: list[str], keep: str | No
 def print_report(recording: Recording, options: argparse.Namespace, line: str = "") -> None:
     """Print the requested part of a recording: a head, a row, or an overview."""
     console = open_console()
-    format_flag = "--json" if options.json else "--csv" if options.csv else None
-    if format_flag is not None and (options.head is not None or options.query is not None):
-        raise ConfigError(f"{format_flag} prints the table of the heads: leave out --head and --query.")
     place = None if options.head is None else recording_views.parse_layer_head(options.head)
     kind = choose_attention_kind(recording, options.attention)
     line = f"{line} {describe_kind(recording, kind)}".strip()
@@ -114,10 +114,15 @@ def describe_kind(recording: Recording, kind: str) -> str:
     return " ".join([*sentences, *([f"There is {other_kind} attention too: --attention {other_kind}."] if other_kind else [])])
 
 
-def check_kind(options: argparse.Namespace) -> None:
-    """Raise MissingNameError if --kind names no kind of head, before the heads are classified."""
+def check_table(options: argparse.Namespace, scores: Sequence[str] = SCORES) -> None:
+    """Raise ConfigError if the options of the table cannot be used: no kind, none of the scores, or --json of a head."""
     if options.kind is not None:
         check_choice("--kind", options.kind, KIND_ORDER)
+    if options.sort is not None:
+        find_score(options.sort, scores)
+    format_flag = "--json" if options.json else "--csv" if options.csv else None
+    if format_flag is not None and (options.head is not None or options.query is not None):
+        raise ConfigError(f"{format_flag} prints the table of the heads: leave out --head and --query.")
 
 
 def select_rows(heads: Heads, options: argparse.Namespace) -> Heads:
@@ -156,7 +161,7 @@ def print_overview(console: Console, recording: Recording, options: argparse.Nam
     rows: list[Head] = []
     for row in iterate_with_bar("classifying heads", classify_heads(recording, wanted, kind=kind), count):
         if options.sort and not rows:
-            Heads((row,)).sort_by(options.sort)  # an unknown score is refused after the first layer
+            Heads((row,)).sort_by(options.sort)  # a score that is not measured here is refused after the first layer
         rows.append(row)
     heads = Heads(tuple(rows), wanted.describe_missing_scores(kind))
     shown = select_rows(heads, options)

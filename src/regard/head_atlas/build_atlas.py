@@ -115,7 +115,13 @@ def atlas(
     return merge_atlas(place)
 
 
-def check_sizes(tokens: int, queries: int, examples: int, shard_size: int, documents: int | None) -> None:
+def check_sizes(
+    tokens: int = TOKENS,
+    queries: int = QUERIES,
+    examples: int = EXAMPLES,
+    shard_size: int = SHARD_SIZE,
+    documents: int | None = None,
+) -> None:
     """Raise ConfigError unless these numbers of `atlas` are within their bounds."""
     check_count("tokens", tokens, SHORTEST + 1, MOST)
     check_count("examples", examples, 1, MOST_EXAMPLES)

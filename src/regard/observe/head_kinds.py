@@ -135,6 +135,15 @@ def describe_effect(score: Score, where: str = "") -> str:
     return f"; without it the loss{where} does not clearly change ({score.low:.3f} to {score.high:.3f} nats)"
 
 
+def find_score(by: str, names: Sequence[str]) -> str:
+    """Return the one of the names of scores that is `by`, or has it as its column. Raises MissingNameError if none does."""
+    check_instance("by", by, str)
+    name = by if by in names else {SHORT.get(name, name): name for name in names}.get(by)
+    if name is None:
+        raise MissingNameError(f"there is no score {describe_value(by)}; the scores are {', '.join(names) or 'none'}.")
+    return name
+
+
 @dataclass(frozen=True)
 class Heads(HtmlRepr):
     """A table of heads: iterates over its rows, prints in 80 columns, sorts, and selects a kind."""
@@ -168,13 +177,7 @@ class Heads(HtmlRepr):
 
         Raises MissingNameError for an unknown score.
         """
-        check_instance("by", by, str)
-        columns = {SHORT.get(name, name): name for name in self.detectors}
-        name = by if by in self.detectors else columns.get(by)
-        if name is None:
-            raise MissingNameError(
-                f"there is no score {describe_value(by)}; the scores are {', '.join(self.detectors) or 'none'}."
-            )
+        name = find_score(by, self.detectors)
         ranked = sorted(
             self.rows, key=lambda row: -math.inf if math.isnan(row.scores[name]) else row.scores[name], reverse=True
         )

@@ -23,6 +23,10 @@ PUNCTUATION: Mapping[str, Class] = {"punctuation": words.is_punctuation}
 UNBOUNDED_SCORES = ("distance", "keys", "entropy", "first value", "receiver")  # all others are shares, from 0 to 1
 VALUE_SCORES = ("first by norm", "first value")  # of recordings with values
 PATTERNS: Mapping[str, Pattern] = {"duplicate": Duplicate(), "induction": Induction()}
+SCORES = (  # by default, in the order of the columns
+    *("previous token", "itself", *PATTERNS, "first token", "sink", "local", "distance", "keys", "heavy", "stripe"),
+    *(*PUNCTUATION, "positional", "receiver", "entropy", "breadth", *VALUE_SCORES),
+)
 UserScore = Callable[[AttentionMap], Tensor]
 
 
