@@ -125,6 +125,29 @@ def test_a_row_of_minus_infinity_is_blind():
     assert not weights(found, q, k)[0, :, 0].any()
 
 
+@pytest.mark.parametrize("kind", ["causal mask and padding", "numbers of both kinds"])
+def test_a_row_of_the_smallest_number_and_minus_infinity_is_uniform_over_the_former(kind):
+    q, k = draw_queries_and_keys(K)
+    added = torch.zeros(B, 1, K, K).masked_fill(~square(PADDED), SMALLEST)
+    if kind == "causal mask and padding":
+        added = added + torch.zeros(K, K).masked_fill(~square(Causal())[0, 0], SMALLEST)  # twice the smallest is -inf
+        assert (added == -torch.inf).any()
+    else:
+        rows = [SMALLEST, -torch.inf, SMALLEST, SMALLEST, -torch.inf, SMALLEST, -torch.inf], [-torch.inf] * K
+        added[0, 0, :2] = torch.tensor(rows)
+    found = mask_inference.infer_rule(added, q, k)
+    assert_softmax(weights(found, q, k), q, k, added)
+
+
+def test_a_row_with_a_nan_in_its_mask_is_nan():
+    q, k = draw_queries_and_keys(K)
+    added = torch.zeros(B, 1, K, K).masked_fill(~square(Causal()), SMALLEST)
+    added[1, 0, 3, 2] = torch.nan
+    found = weights(mask_inference.infer_rule(added, q, k), q, k)
+    assert found[1, :, 3].isnan().all()
+    assert not found[0].isnan().any()
+
+
 @pytest.mark.parametrize("smallest", [SMALLEST, -torch.inf])
 def test_numbers_that_matter_are_a_bias(smallest):
     q, k = draw_queries_and_keys()

@@ -17,16 +17,22 @@ def infer_rule(mask: Tensor, q: Tensor, k: Tensor) -> InferredRule:
     queries, keys = q.shape[2], k.shape[2]
     if mask.dtype == torch.bool:
         return *infer_table_rule(mask, queries, keys), None
-    seen = mask > torch.finfo(mask.dtype).min / 2
-    if (mask.masked_fill(~seen, 0) != 0).any():
+    smallest = torch.finfo(mask.dtype).min
+    hidden = mask <= smallest / 2
+    if (mask.masked_fill(hidden, 0) != 0).any():
         return EVERYTHING, 0, mask.detach().clone()  # numbers other than a minimum: a bias
-    rule, offset = infer_table_rule(seen, queries, keys)
-    blind = ~seen.any(-1, keepdim=True)
-    if not blind.any() or (mask == -torch.inf).any():
+    rule, offset = infer_table_rule(~hidden, queries, keys)
+    # a finite minimum on all keys of a row that -inf does not hide swallows their scores: they have equal weights
+    blind = hidden.all(-1, keepdim=True)
+    equal = blind & (mask != -torch.inf)
+    if not equal.any():
         return rule, offset, None
-    # a finite minimum on all keys of a row leaves its softmax uniform
-    uniform = torch.zeros_like(blind, dtype=mask.dtype).masked_fill_(blind, torch.finfo(mask.dtype).min)
-    return rule | Given.from_shared_table(blind), offset, uniform
+    shown = blind if torch.equal(equal, blind.expand_as(equal)) else equal
+    return (
+        rule | Given.from_shared_table(shown),
+        offset,
+        torch.zeros_like(blind, dtype=mask.dtype).masked_fill_(blind, smallest),
+    )
 
 
 def infer_rule_with_bias(mask: Tensor | None, causal: bool, bias: Tensor, q: Tensor, k: Tensor) -> InferredRule:
