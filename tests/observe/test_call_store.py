@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import regard
 from observe.recording_checks import EQUAL
+from regard.errors import ConfigError
 from regard.observe import record
 
 B, H, G, D, SLOTS, PROMPT, TOKENS = 2, 6, 3, 5, 17, 4, 7
@@ -18,13 +19,13 @@ SOFTCAP = 2.0
 class CachedHeads(nn.Module):
     """Attention to all slots of a cache, by hand or by a kernel, with its own weights kept."""
 
-    def __init__(self, form: str) -> None:
+    def __init__(self, form: str, slots: int = SLOTS) -> None:
         super().__init__()
         self.form, self.at, self.weights = form, 0, []
         for name in "qkv":
             heads = H if name == "q" else G
             self.register_parameter(name, nn.Parameter(torch.randn(heads, H, D)))
-        self.register_buffer("slots", torch.zeros(2, B, G, SLOTS, D))
+        self.register_buffer("slots", torch.zeros(2, B, G, slots, D))
         self.register_buffer("sinks", torch.linspace(-1, 1, H).view(H, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -32,7 +33,7 @@ class CachedHeads(nn.Module):
         t = x.shape[1]
         self.slots[:, :, :, self.at : self.at + t] = torch.stack([k, v])
         k, v = (one.repeat_interleave(H // G, 1) for one in self.slots)
-        shown = torch.ones(SLOTS, SLOTS, dtype=torch.bool).tril()[self.at : self.at + t]
+        shown = torch.ones(k.shape[2], k.shape[2], dtype=torch.bool).tril()[self.at : self.at + t]
         self.at += t
         scores = q @ k.mT / math.sqrt(D)
         if self.form == "a mask that is added after a softcap":
@@ -61,6 +62,18 @@ def test_unwritten_slots_that_a_model_attends_to_are_a_sink(form, in_float64):
     context = joined.dense() @ run.values(0)
     torch.testing.assert_close(context, torch.cat(outputs, 2), rtol=0, atol=EQUAL)
     assert any("unwritten slots of a cache or padding" in note for note in recording.notes)
+
+
+def test_steps_with_unwritten_slots_and_one_without_are_no_single_map(in_float64):
+    torch.manual_seed(7)
+    model = nn.Sequential(CachedHeads("no mask", slots=TOKENS))
+    with torch.no_grad(), record(model) as recording:
+        for n in (PROMPT, *[1] * (TOKENS - PROMPT)):
+            model(torch.randn(B, n, H))
+    for call, own in zip(recording.calls, model[0].weights, strict=True):
+        torch.testing.assert_close(call.map.dense(), own[..., : call.map.shape[3]], rtol=0, atol=EQUAL)
+    with pytest.raises(ConfigError, match="recording\\['0'\\] has the map of each"):
+        recording.map(0)
 
 
 class Distances(nn.Module):

@@ -1,3 +1,4 @@
+import math
 import warnings
 from dataclasses import replace
 
@@ -491,3 +492,36 @@ def test_chunks_and_windows_are_plain_rules_after_a_generation():
     assert rules["gpt2"] == Causal()
     assert rules["mistral"] == Causal() & Window(4)
     assert isinstance(rules["llama4"].other, Documents)
+
+
+class ScaledByLength(nn.Module):
+    """Attention with a cache, whose scale grows with the logarithm of the number of keys, by a kernel or by hand."""
+
+    def __init__(self, by_hand):
+        super().__init__()
+        self.by_hand, self.keys, self.scales = by_hand, None, []
+
+    def forward(self, q):
+        self.keys = q.flip(-1) if self.keys is None else torch.cat([self.keys, q.flip(-1)], 2)
+        n, keys = q.shape[2], self.keys.shape[2]
+        shown, scale = torch.ones(n, keys, dtype=torch.bool).tril(keys - n), math.log(keys + 1) / math.sqrt(5)
+        self.scales += [scale] * n
+        if not self.by_hand:
+            return nn.functional.scaled_dot_product_attention(q, self.keys, self.keys, shown, scale=scale)
+        return (q @ self.keys.mT * scale).masked_fill(~shown, -torch.inf).softmax(-1) @ self.keys
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_each_step_keeps_its_scale_in_the_map_of_all(by_hand, dtype):
+    torch.manual_seed(0)
+    model, q = nn.Sequential(ScaledByLength(by_hand)), torch.randn(B, 3, 7, 5).to(dtype)
+    with record(model) as recording:
+        for part in q.split([4, 2, 1], 2):
+            model(part)
+    assert len(recording.runs) == 1
+    scores = q.double() @ q.flip(-1).double().mT * torch.tensor(model[0].scales, dtype=torch.float64).unsqueeze(-1)
+    expected = scores.masked_fill(~Causal().table(7, 7), -torch.inf).softmax(-1)
+    torch.testing.assert_close(
+        recording.map(0).dense().double(), expected, rtol=0, atol=1e-12 if dtype == torch.float64 else 1e-6
+    )

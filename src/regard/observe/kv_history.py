@@ -13,6 +13,7 @@ from regard.map import AttentionMap, DifferentiableMap
 from regard.map.relative_bias import compress_bias
 from regard.mechanism.mask_algebra import EVERYTHING, Mask
 from regard.mechanism.masks import Causal, Documents, Given, Window
+from regard.mechanism.scores import score_dtype
 from regard.observe.call_graph import CallGraph
 from regard.observe.interception.attention_call import CallArguments
 from regard.observe.mask_inference import ROWS, find_first_visible, fit_rule
@@ -291,12 +292,28 @@ class KVHistory:
         """Return the map of all calls, as if they had been one."""
         if len(self.stored_calls) == 1:
             return self.build_call_map(self.stored_calls[0])
+        self.require_one_formula()
         last = self.stored_calls[-1]
-        step = last.step
-        q = torch.cat([self.reorder_rows(stored.q, stored.step, step) for stored in self.stored_calls], 2)
-        stop = last.stop
+        stop, step, scale = last.stop, last.step, last.scale
+        k, parts = self.join_keys(stop, step), [self.reorder_rows(stored.q, stored.step, step) for stored in self.stored_calls]
+        if any(stored.scale != scale for stored in self.stored_calls):  # as of a temperature that depends on the length
+            k, scale = k.to(score_dtype(k.dtype)), 1.0
+            parts = [q.to(k.dtype) * stored.scale for q, stored in zip(parts, self.stored_calls, strict=True)]
+        q = torch.cat(parts, 2)
         mask, bias = self.infer_rule(stop), self.join_biases(q, stop)
-        return last.build_map(self.join_keys(stop, step), q=q, mask=mask, bias=bias, offset=self.past)
+        return last.build_map(k, q=q, mask=mask, bias=bias, offset=self.past, scale=scale)
+
+    def require_one_formula(self) -> None:
+        """Raise ConfigError if calls differ in what a map has once for all of its rows, other than the scale."""
+        last = self.stored_calls[-1]
+        for stored in self.stored_calls:
+            pairs = (stored.sinks, last.sinks), (stored.weight, last.weight)
+            same = all(x is y or (x is not None and y is not None and torch.equal(x, y)) for x, y in pairs)
+            if not same or stored.softcap != last.softcap:
+                raise ConfigError(
+                    f"the steps of {self.name or 'the model'} differ in their sinks or softcap, so they are no single map: "
+                    f"recording[{self.name!r}] has the map of each."
+                )
 
     def build_differentiable_map(self) -> DifferentiableMap:
         """Return the map of the only call, with the graph of its queries and keys. Raises ConfigError where there is none."""
