@@ -7,6 +7,7 @@ from regard.observe.interception.attention_call import AttentionCall
 
 PATHS = 4096  # paths cached
 CROSSES = re.compile("cross|encoder_attn|encdec|enc_attn|src_attn|multihead_attn")  # in the last components of a path
+TORCH_CROSS = ".multihead_attn"  # cross attention in torch's decoder layers, which state it; any attention in other models
 INNER = ".attention.self"  # BERT's path of the module that attends, in one of either kind
 
 
@@ -33,6 +34,8 @@ class LayerNumbers:
         if call.is_cross is not None:
             return "cross" if call.is_cross else "self"
         kind = infer_kind_from_path(name)
+        if f".{name}".endswith(TORCH_CROSS) and (call.has_separate_sources is not None or name in self.kinds):
+            kind = None
         if kind == "cross":
             return kind
         if call.has_separate_sources is not None and kind is None:

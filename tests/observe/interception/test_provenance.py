@@ -1,5 +1,7 @@
 """What queries and keys were made from is followed through functions that take their tensors in lists."""
 
+from collections import OrderedDict
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -34,6 +36,19 @@ def test_what_was_joined_in_a_list_is_where_keys_come_from(joined, kind):
     with record(model) as recording:
         model(torch.randn(2, 5, 8), torch.randn(2, 5, 8))
     assert [call.kind for call in recording.calls] == [kind]
+
+
+@pytest.mark.parametrize(("joined", "kind"), [(lambda x, memory: x, "self"), (lambda x, memory: memory, "cross")])
+@pytest.mark.parametrize("path", [["multihead_attn"], ["0", "multihead_attn"]])
+def test_a_module_with_the_name_of_torchs_cross_attention_is_of_the_kind_that_its_inputs_make_it(joined, kind, path):
+    model = Reads(joined)
+    for name in reversed(path):
+        model = nn.Sequential(OrderedDict({name: model}))
+    with record(model) as recording:
+        for module in model.modules():  # Sequential passes one argument
+            if isinstance(module, Reads):
+                module(torch.randn(2, 5, 8), torch.randn(2, 5, 8))
+    assert [(call.name, call.kind) for call in recording.calls] == [(".".join(path), kind)]
 
 
 class Weighs(nn.Module):
