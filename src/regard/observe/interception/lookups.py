@@ -9,6 +9,11 @@ MASKS = (torch.bool, torch.uint8)
 FULL = slice(None)
 RUNNING = {"cumsum", "cumprod", "logcumsumexp"}  # all entries up to each along an axis
 AXIS_PLACES = {"__getitem__": 1, "__iter__": 1, "select": 1, "unbind": 1, "split": 2} | dict.fromkeys(RUNNING, 1)  # by function
+PERMUTES = {"permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis"}
+JOINS_PARTS = {"cat", "concat", "concatenate", "stack"}
+SPLITS = {"chunk", "split", "tensor_split"}
+REARRANGES = PERMUTES | JOINS_PARTS | SPLITS | {"view", "reshape", "flatten", "unflatten"}  # functions whose layout is logged
+Layout = tuple[tuple[int, ...], tuple[int, ...], tuple[Any, ...], dict[str, Any]]  # shapes before and after, other arguments
 IS_TENSOR = Tensor.__instancecheck__  # isinstance(x, Tensor) for filter(), which calls it without a frame of Python
 
 
@@ -92,6 +97,15 @@ def find_axis(name: str, x: Tensor, args: Any, kwargs: Any) -> tuple[int, tuple[
     else:
         axis = kwargs.get("dim", args[place] if len(args) > place else 0)
     return (axis % x.dim(), x.shape) if type(axis) is int and x.dim() else None
+
+
+def find_layout(args: Any, kwargs: Any, result: Any) -> Layout | None:
+    """Return the shapes of a function's first tensor and its first result, and its other arguments; None for other results."""
+    first = args[0][0] if args and isinstance(args[0], tuple | list) and args[0] else next(iter(args), None)
+    result = result[0] if isinstance(result, tuple | list) and result else result
+    if type(first) is not Tensor or type(result) is not Tensor or first.is_nested:
+        return None
+    return first.shape, result.shape, args[1:], kwargs
 
 
 def find_picked_axis(entries: tuple[Any, ...], dims: int) -> int | None:

@@ -10,7 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from regard.observe.interception.function_roles import Role, infer_role
-from regard.observe.interception.lookups import AXIS_PLACES, IS_TENSOR, Lookup, find_axis, find_lookup, put_table_first
+from regard.observe.interception.lookups import (
+    AXIS_PLACES,
+    IS_TENSOR,
+    REARRANGES,
+    Layout,
+    Lookup,
+    find_axis,
+    find_layout,
+    find_lookup,
+    put_table_first,
+)
 
 JOINS = {"cat", "concat", "concatenate", "stack", "hstack", "vstack", "copy_", "index_copy_"}  # of all arguments
 PROJECTS = {"linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "baddbmm", "einsum", "conv1d", "conv2d"}
@@ -60,6 +70,7 @@ class Operation(NamedTuple):
     lookup: Lookup | None = None  # of a gather
     dim: Any = None  # of a sum, as it was given, or of windows, from the last
     along: tuple[int, tuple[int, ...]] | None = None  # the axis of a pick or a running sum, and the shape of what it was given
+    layout: Layout | None = None  # of a function that rearranges axes
 
 
 class ModuleFrame:
@@ -151,6 +162,7 @@ class ModuleFrame:
         along = None
         if name in AXIS_PLACES and args and type(args[0]) in PLAIN:
             along = find_axis(name, args[0], args, kwargs)
+        layout = find_layout(args, kwargs, result) if name in REARRANGES else None
         if name in NESTED:
             args = find_tensors((*args, *kwargs.values()), {})
         elif kwargs:
@@ -166,7 +178,7 @@ class ModuleFrame:
         outputs = [*map(weakref.ref, results)]
         if is_in_place(name) or (kwargs and kwargs.get("out") is not None):
             outputs += [weakref.ref(y._base) for y in results if y._base is not None]
-        self.noted.append(Operation(name, child, [*map(weakref.ref, tensors)], sizes, outputs, lookup, dim, along))
+        self.noted.append(Operation(name, child, [*map(weakref.ref, tensors)], sizes, outputs, lookup, dim, along, layout))
 
     def resolve_sources(self) -> None:
         """Compute the sources of all results logged since the last call."""

@@ -13,6 +13,7 @@ from regard.mechanism.masks import Causal
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter
 from regard.observe.interception.cached_keys import follows_cached_keys
 from regard.observe.interception.distributed_tensors import make_part_adapter, take_local_heads
+from regard.observe.interception.folded_heads import FoldedHeads, find_folded_heads
 from regard.observe.interception.head_counts import find_head_counts
 from regard.observe.interception.plain_tensors import unwrap_tensor
 from regard.observe.interception.provenance import has_separate_sources, is_distributed
@@ -52,7 +53,11 @@ def read_call(
     if has_ranks:
         query, key, value, attn_mask, part, note = take_local_heads(query, key, value, attn_mask)
     query, key, value = unwrap_tensor(query), unwrap_tensor(key), unwrap_tensor(value)
-    axis = -3 if has_ranks else find_heads_axis(query, key, value)
+    folded = find_folded_heads(STATE.frames, query) if query.dim() == 3 and not has_ranks else None
+    if folded is not None:
+        query, key, value = (unfold_heads(x, folded) for x in (query, key, value))
+        attn_mask = unfold_heads(unwrap_tensor(attn_mask), folded) if isinstance(attn_mask, Tensor) else attn_mask
+    axis = -3 if folded or has_ranks else find_heads_axis(query, key, value)
     query, key, value = (x.movedim(axis, -3) for x in (query, key, value)) if axis != -3 else (query, key, value)
     batch_and_heads = infer_batch_and_heads(query)
     q, k, v = (add_head_axis(x, query, batch_and_heads) for x in (query, key, value))
@@ -102,7 +107,18 @@ def read_call(
             lambda out: unwrap_tensor(out).movedim(axis, -3).reshape(four),
             lambda new, out: new.reshape(more).movedim(-3, axis),
         )
+    if folded is not None and folded.is_before:
+        return call, CallAdapter(
+            run, lambda out: unfold_heads(unwrap_tensor(out), folded), lambda new, out: new.transpose(0, 1).reshape(out.shape)
+        )
     return call, CallAdapter(run, lambda out: unwrap_tensor(out).reshape(four), lambda new, out: new.reshape(out.shape))
+
+
+def unfold_heads(x: Tensor, folded: FoldedHeads) -> Tensor:
+    """Return a tensor (n, t, e) as (b, h, t, e), one that all rows share as (1, 1, t, e); any other as it is."""
+    if x.dim() != 3 or len(x) == 1:
+        return x[None] if x.dim() == 3 else x
+    return x.unflatten(0, (folded.count, -1)).transpose(0, 1) if folded.is_before else x.unflatten(0, (-1, folded.count))
 
 
 def find_heads_axis(query: Tensor, key: Tensor, value: Tensor) -> int:

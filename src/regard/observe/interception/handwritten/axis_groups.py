@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from regard.observe.interception.folded_heads import FoldedHeads, find_folded_heads
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct
 from regard.observe.interception.handwritten.score_form import CHOOSES_BY_VALUE, ScoreForm
 from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims
@@ -59,9 +60,25 @@ def find_groups(
     given = [axes for axes in batch if axes]
     has_heads_alone = len(given) == 1 and is_shared_by_batch(product, place, dims)
     tokens = count_tokens(table, queries, keys)
-    before, heads = ((), given[0]) if has_heads_alone else split_grouped_heads(table, batch, other, tokens)
+    values = product.operands[1 - place]
+    folded = find_folded_heads(STATE.frames, values) if len(given) == 1 and not has_heads_alone and values.dim() == 3 else None
+    if folded is not None:
+        before, heads = split_folded_heads(table, given[0], folded)
+    else:
+        before, heads = ((), given[0]) if has_heads_alone else split_grouped_heads(table, batch, other, tokens)
     width = tuple(axis for axes in table.expand_dims(dims[1 - place]) for axis in axes if axis not in {*keys, *before, *heads})
     return Groups(before, heads, queries, keys, width)
+
+
+def split_folded_heads(table: AxisTable, axes: Axes, folded: FoldedHeads) -> tuple[Axes, Axes]:
+    """Return the axes of batch and of heads of a dimension that holds both."""
+    size = math.prod(table.get_sizes(axes))
+    if size == folded.count:
+        return (), axes
+    if len(axes) == 1:
+        axes = table.split_axis(axes[0], folded.count if folded.is_before else size // folded.count)
+    parts = axes[:1], axes[1:]
+    return parts[::-1] if folded.is_before else parts
 
 
 def is_shared_by_batch(product: LabelledProduct, place: int, dims: tuple[Dims, Dims, Dims]) -> bool:
