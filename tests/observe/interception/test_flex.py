@@ -14,6 +14,7 @@ from observe.recording_checks import assert_map, compute_weights, record_and_com
 from regard import AttentionMap, Causal, Everything, Given, KnockOut, Window, intervene
 from regard.mechanism import Mask
 from regard.observe import record
+from regard.observe.interception.flex_mods import OTHER_BLOCKS
 
 B, H, G, T, D = 2, 4, 2, 128, 16
 
@@ -194,6 +195,40 @@ class Handed(nn.Module):
 
     def forward(self, qkv: tuple[Tensor, ...]) -> Tensor:
         return self.flex(*qkv)
+
+
+def list_blocks(function, is_full=False):
+    """A block mask that lists the two blocks on its diagonal."""
+    counts, indices = torch.ones(1, 1, 2, dtype=torch.int32), torch.tensor([[[[0, 1], [1, 0]]]], dtype=torch.int32)
+    lists = (torch.zeros_like(counts), indices, counts, indices) if is_full else (counts, indices)
+    return BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=T // 2, mask_mod=function)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("function", "is_full"),
+    [(None, False), (MASKS["causal"][0], False), (lambda b, h, i, j: (i // 64 == j // 64) & (i != j), True)],
+)
+def test_a_block_mask_that_lists_other_blocks_than_its_function_allows_is_missed(function, is_full):
+    model = Flex(block_mask=list_blocks(function, is_full))
+    recording, _ = record_and_compare(model, lambda m: m(*QKV), missing=True)
+    assert not recording.calls
+    assert [one.reason for one in recording.missed] == [OTHER_BLOCKS]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_block_mask_that_lists_the_blocks_that_its_function_allows_is_its_rule(is_full):
+    model = Flex(block_mask=list_blocks(lambda b, h, i, j: i // 64 == j // 64, is_full))
+    recording, _ = record_and_compare(model, lambda m: m(*QKV))
+    assert_map(recording.map(0), compute_weights(*QKV[:2], ROW // 64 == COLUMN // 64), *QKV[:2])
+
+
+@pytest.mark.slow
+def test_a_compiled_kernel_goes_by_the_blocks_that_are_listed():
+    compiled = torch.compile(flex_attention)(*QKV, block_mask=list_blocks(None))
+    expected = compute_weights(*QKV[:2], ROW // 64 == COLUMN // 64) @ QKV[2].double()
+    torch.testing.assert_close(compiled.double(), expected, rtol=0, atol=1e-5)
 
 
 def test_a_function_that_cannot_be_tried_is_missed_and_the_error_is_the_models_own():

@@ -7,6 +7,7 @@ from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.mechanism.mask_algebra import EVERYTHING, Mask
@@ -20,27 +21,65 @@ MOST_ADDED = 2**27  # entries of the bias of a score_mod
 MOST_READ = 1000  # values read by a mask that are checked for changes
 EMPTY = CellType()  # the cell of an unset variable
 PLAIN = ("noop_mask", "_identity")  # torch's identity mask and score functions
+LISTS, SIZES = slice(2, 6), slice(-3, -1)  # of a block mask as a tuple: its blocks and full blocks, and how large they are
+OTHER_BLOCKS = "its block mask lists other blocks than its mask_mod allows, which a compiled kernel and another one differ in"
 ScoreFunction = Callable[..., Tensor]  # mask_mod(b, h, q, k) or score_mod(score, b, h, q, k)
 FlexRule = tuple[Mask, int, Tensor | None, float | None]  # rule, offset, bias, softcap
 
 
 def infer_flex_rule(block_mask: Any, change: ScoreFunction | None, q: Tensor, k: Tensor) -> FlexRule:
     """Return the rule, offset, bias and softcap of a block mask and a score_mod, inferred once per forward for all layers."""
-    is_tuple = isinstance(block_mask, tuple)  # the tuple that flex_attention makes of a block mask
-    mask = block_mask[-1] if is_tuple else getattr(block_mask, "mask_mod", None)
-    rows = (1, 1) if mask is None else (block_mask[2] if is_tuple else block_mask.kv_num_blocks).shape[:2]
+    if block_mask is not None and not isinstance(block_mask, tuple):
+        block_mask = block_mask.as_tuple()  # as flex_attention makes it
+    mask = None if block_mask is None else block_mask[-1]
     mask, change = (None if getattr(one, "__name__", "") in PLAIN else one for one in (mask, change))
-    if mask is None and change is None:
+    blocks = () if block_mask is None or has_one_block(block_mask, q, k) else block_mask
+    if mask is None and change is None and not blocks:
         return EVERYTHING, 0, None, None
-    captured_values = find_captured(mask, change)
+    captured_values = [*find_captured(mask, change), *(x for x in blocks[LISTS] if x is not None)]
     key = "flex", *map(id, captured_values), q.shape, k.shape[2], q.dtype
 
     def compute_rule() -> FlexRule:
         with InterceptionPause(), torch._C._EnableTorchFunction():
-            return infer_uncached_rule(mask, rows, change, q, k)
+            rows = (1, 1) if block_mask is None else block_mask[2].shape[:2]
+            table = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=q.device)
+            table = table if mask is None else evaluate_mask(mask, rows, q, k)
+            if blocks and lists_other_blocks(blocks, table.expand(-1, -1, q.shape[2], k.shape[2])):
+                raise UnreadableError(OTHER_BLOCKS)
+            return infer_uncached_rule(table, change, q, k)
 
     result: FlexRule = cache_in_forward(key, captured_values, compute_rule)
     return result
+
+
+def has_one_block(block_mask: tuple[Any, ...], q: Tensor, k: Tensor) -> bool:
+    """Return whether a block holds all queries and keys, as that of a call without a block mask."""
+    rows, columns = block_mask[SIZES]
+    return bool(rows >= q.shape[2] and columns >= k.shape[2])
+
+
+def lists_other_blocks(block_mask: tuple[Any, ...], table: Tensor) -> bool:
+    """Return whether a block mask leaves out a block in which its function, as a table (b, h, q, k), shows a key.
+
+    Or whether it lists a block as full in which the function hides one. A compiled kernel goes by the lists, another one by the
+    function alone.
+    """
+    (rows, columns), (q, k), lists = block_mask[SIZES], table.shape[2:], block_mask[LISTS]
+    partial, full = (mark_blocks(*pair, -(-q // rows), -(-k // columns)) for pair in (lists[:2], lists[2:]))
+    padded = [F.pad(table, (0, -k % columns, 0, -q % rows), value=one) for one in (False, True)]
+    some, hidden = (x.unflatten(3, (-1, columns)).unflatten(2, (-1, rows)) for x in (padded[0], ~padded[1]))
+    some, hidden = (x.any(5).any(3) for x in (some, hidden))
+    return bool(((some & ~partial & ~full) | (hidden & full)).any())
+
+
+def mark_blocks(counts: Tensor | None, indices: Tensor | None, rows: int, columns: int) -> Tensor:
+    """Return which blocks (b, h, rows, columns) are listed: of each row the first `counts` of its `indices`; none without."""
+    if counts is None or indices is None:
+        return torch.zeros((), dtype=torch.bool)
+    counts, indices = counts[:, :, :rows], indices[:, :, :rows].long()
+    is_listed = torch.arange(indices.shape[3], device=indices.device) < counts.unsqueeze(-1)
+    found = torch.zeros(*counts.shape, columns + 1, dtype=torch.bool, device=indices.device)
+    return found.scatter_(3, indices.where(is_listed, columns).clamp(max=columns), True)[..., :columns]
 
 
 def find_captured(*functions: Any) -> list[Any]:
@@ -72,9 +111,8 @@ def find_captured(*functions: Any) -> list[Any]:
     return list(values_by_id.values())
 
 
-def infer_uncached_rule(mask: ScoreFunction | None, rows: Any, change: ScoreFunction | None, q: Tensor, k: Tensor) -> FlexRule:
+def infer_uncached_rule(table: Tensor, change: ScoreFunction | None, q: Tensor, k: Tensor) -> FlexRule:
     """Infer the rule, offset, bias and softcap. Raises UnreadableError where a map cannot express them."""
-    table = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=q.device) if mask is None else evaluate_mask(mask, rows, q, k)
     softcap, bias = (None, None) if change is None else infer_softcap_and_bias(change, table, q, k)
     if bias is not None:
         is_hidden = bias == -torch.inf
