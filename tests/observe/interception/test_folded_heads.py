@@ -57,7 +57,7 @@ class Folded(nn.Module):
         return y.transpose(1, 2).flatten(2)
 
 
-def compute_weights(model: Folded, x: Tensor) -> Tensor:
+def compute_weights(model: nn.Module, x: Tensor) -> Tensor:
     q, k = (project(x).unflatten(-1, (H, D)).transpose(1, 2) for project in (model.q, model.k))
     lengths = torch.arange(len(x)) % T + 1
     hidden = (torch.arange(T) >= lengths[:, None]).view(-1, 1, 1, T)
@@ -83,3 +83,69 @@ def test_heads_that_are_folded_into_the_batch_are_those_of_the_map(fold, leads, 
     expected = output.unflatten(-1, (H, D)).clone()
     expected[:, :, 1] = 0
     torch.testing.assert_close(changed, expected, rtol=0, atol=EQUAL)
+
+
+class HeadsApart(nn.Module):
+    """Attention with heads in an axis of their own, before the batch or behind it, as einops' example of the Transformer."""
+
+    def __init__(self, form: str, *, are_stated: bool) -> None:
+        super().__init__()
+        self.form = form
+        if are_stated:
+            self.n_head = H
+        self.q, self.k, self.v = (nn.Linear(H * D, H * D) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        leads = self.form.startswith("heads first")
+        order = (2, 0, 1, 3) if leads else (0, 2, 1, 3)
+        q, k, v = (project(x).unflatten(-1, (H, D)).permute(order) for project in (self.q, self.k, self.v))
+        lengths = torch.arange(len(x)) % T + 1
+        hidden = (torch.arange(T) >= lengths[:, None])[(None, slice(None), None) if leads else (slice(None), None, None)]
+        if self.form.endswith("a kernel"):
+            y = F.scaled_dot_product_attention(q, k, v, ~hidden)
+        elif self.form == "batch first, weights heads first":
+            scores = torch.einsum("bhid,bhjd->hbij", q, k) / math.sqrt(D)
+            weights = scores.masked_fill(hidden.transpose(0, 1), -torch.inf).softmax(-1)
+            y = torch.einsum("hbij,bhjd->bhid", weights, v)
+        else:
+            scores = torch.einsum("xyid,xyjd->xyij", q, k) / math.sqrt(D)
+            y = torch.einsum("xyij,xyjd->xyid", scores.masked_fill(hidden, -torch.inf).softmax(-1), v)
+        return (y.permute(1, 2, 0, 3) if leads else y.transpose(1, 2)).flatten(2)
+
+
+@pytest.mark.parametrize("b", [1, 2, H, T])
+@pytest.mark.parametrize("are_stated", [True, False])
+@pytest.mark.parametrize(
+    "form", ["heads first", "heads first, a kernel", "batch first", "batch first, a kernel", "batch first, weights heads first"]
+)
+def test_heads_with_an_axis_before_the_batch_are_those_of_the_map(form, are_stated, b, in_float64):
+    torch.manual_seed(7)
+    model, x = HeadsApart(form, are_stated=are_stated), torch.randn(b, T, H * D)
+    with torch.no_grad(), record(model) as recording:
+        output = model(x)
+    assert not recording.missed
+    torch.testing.assert_close(recording.map(0).dense(), compute_weights(model, x), rtol=0, atol=EQUAL)
+    with torch.no_grad(), intervene(model, KnockOut(layer=0, head=1)):
+        changed = model(x).unflatten(-1, (H, D))
+    expected = output.unflatten(-1, (H, D)).clone()
+    expected[:, :, 1] = 0
+    torch.testing.assert_close(changed, expected, rtol=0, atol=EQUAL)
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_a_batch_of_heads_times_tokens_is_a_batch(by_hand, in_float64):
+    class OneHead(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.num_heads = 4  # of the model around it
+            self.q, self.k, self.v = (nn.Linear(8, 8) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.q(x), self.k(x), self.v(x)
+            return (q @ k.mT).softmax(-1) @ v if by_hand else F.scaled_dot_product_attention(q, k, v, scale=1.0)
+
+    model, x = OneHead(), torch.randn(32, 8, 8)
+    with torch.no_grad(), record(model) as recording:
+        model(x)
+    expected = (model.q(x) @ model.k(x).mT).softmax(-1).unsqueeze(1)
+    torch.testing.assert_close(recording.map(0).dense(), expected, rtol=0, atol=EQUAL)

@@ -1,4 +1,4 @@
-"""Batch and heads in one axis: some code folds (b, t, h d) to (b h, t, d), other code to (h b, t, d).
+"""Batch and heads, in one axis or in two: some code makes (b h, t, d) or (b, h, t, d) of (b, t, h d), other code (h b, t, d).
 
 The functions that made a tensor show which: a cat of one part for each head, or a view, a permutation and another view.
 """
@@ -20,15 +20,17 @@ STEPS = 32  # functions that are followed back, at most
 
 
 class FoldedHeads(NamedTuple):
-    """The number of heads in an axis that they share with the batch, and whether they are before it: (h b), not (b h)."""
+    """The number of heads in axes that they share with the batch, and whether they are before it: (h b), not (b h)."""
 
-    count: int
+    heads: int
     is_before: bool
 
 
-def find_folded_heads(frames: Sequence[ModuleFrame], x: Tensor) -> FoldedHeads | None:
-    """Return the heads in the first axis of a tensor (n, t, d); None if the functions that made it do not show them."""
-    places: tuple[int, ...] = (0,)  # of the axis, or of the two that were joined to it: outer and inner
+def find_folded_heads(frames: Sequence[ModuleFrame], x: Tensor, places: tuple[int, ...] = (0,)) -> FoldedHeads | None:
+    """Return the heads in the axes of batch and heads of a tensor, both in one or each in its own, by their places.
+
+    None if the functions that made the tensor do not show them.
+    """
     ref = weakref.ref(x)
     for frame in reversed(frames):
         for _ in range(STEPS):
@@ -36,7 +38,9 @@ def find_folded_heads(frames: Sequence[ModuleFrame], x: Tensor) -> FoldedHeads |
             if not made:
                 break  # an argument of the module
             maker = made[0]
-            if len(made) > 1 or maker.child is not None or not maker.given:
+            if maker.child is not None or maker.name == "linear":
+                return FoldedHeads(1, is_before=False) if len(places) == 1 else None  # the axis is that of what it projects
+            if len(made) > 1 or not maker.given:
                 return None
             if maker.name in JOINS_PARTS and maker.layout is not None:
                 axis, is_stack = find_joining_axis(maker.layout), maker.name == "stack"
@@ -55,7 +59,7 @@ def find_folded_heads(frames: Sequence[ModuleFrame], x: Tensor) -> FoldedHeads |
 def find_joining_axis(layout: Layout) -> int:
     """Return the axis along which a function joined tensors."""
     _, after, args, kwargs = layout
-    axis: int = kwargs.get("dim", args[0] if args else 0)
+    axis: int = kwargs["dim"] if "dim" in kwargs else args[0] if args else 0
     return axis % len(after)
 
 

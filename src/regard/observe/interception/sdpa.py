@@ -53,11 +53,14 @@ def read_call(
     if has_ranks:
         query, key, value, attn_mask, part, note = take_local_heads(query, key, value, attn_mask)
     query, key, value = unwrap_tensor(query), unwrap_tensor(key), unwrap_tensor(value)
-    folded = find_folded_heads(STATE.frames, query) if query.dim() == 3 and not has_ranks else None
-    if folded is not None:
+    folded, is_folded = None if has_ranks else find_heads(query, value), query.dim() == 3
+    if folded is not None and is_folded:
         query, key, value = (unfold_heads(x, folded) for x in (query, key, value))
         attn_mask = unfold_heads(unwrap_tensor(attn_mask), folded) if isinstance(attn_mask, Tensor) else attn_mask
-    axis = -3 if folded or has_ranks else find_heads_axis(query, key, value)
+    if folded is not None:
+        axis = -4 if folded.is_before and not is_folded else -3
+    else:
+        axis = -3 if has_ranks else find_heads_axis(query, key, value)
     query, key, value = (x.movedim(axis, -3) for x in (query, key, value)) if axis != -3 else (query, key, value)
     batch_and_heads = infer_batch_and_heads(query)
     q, k, v = (add_head_axis(x, query, batch_and_heads) for x in (query, key, value))
@@ -107,18 +110,29 @@ def read_call(
             lambda out: unwrap_tensor(out).movedim(axis, -3).reshape(four),
             lambda new, out: new.reshape(more).movedim(-3, axis),
         )
-    if folded is not None and folded.is_before:
+    if folded is not None and folded.is_before and is_folded:
         return call, CallAdapter(
             run, lambda out: unfold_heads(unwrap_tensor(out), folded), lambda new, out: new.transpose(0, 1).reshape(out.shape)
         )
     return call, CallAdapter(run, lambda out: unwrap_tensor(out).reshape(four), lambda new, out: new.reshape(out.shape))
 
 
+def find_heads(query: Tensor, value: Tensor) -> FoldedHeads | None:
+    """Return the heads of a call of three or four axes, as what made its values shows them; None if that is not needed."""
+    if query.dim() == value.dim() == 3:
+        return find_folded_heads(STATE.frames, value)
+    stated = find_head_counts(least=1)[:1]
+    if not query.dim() == value.dim() == 4 or (stated == [query.shape[1]] and query.shape[0] != query.shape[1]):
+        return None
+    return find_folded_heads(STATE.frames, value, (0, 1))
+
+
 def unfold_heads(x: Tensor, folded: FoldedHeads) -> Tensor:
     """Return a tensor (n, t, e) as (b, h, t, e), one that all rows share as (1, 1, t, e); any other as it is."""
     if x.dim() != 3 or len(x) == 1:
         return x[None] if x.dim() == 3 else x
-    return x.unflatten(0, (folded.count, -1)).transpose(0, 1) if folded.is_before else x.unflatten(0, (-1, folded.count))
+    found: Tensor = x.unflatten(0, (folded.heads, -1) if folded.is_before else (-1, folded.heads))
+    return found.transpose(0, 1) if folded.is_before else found
 
 
 def find_heads_axis(query: Tensor, key: Tensor, value: Tensor) -> int:

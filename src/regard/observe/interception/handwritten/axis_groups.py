@@ -60,25 +60,30 @@ def find_groups(
     given = [axes for axes in batch if axes]
     has_heads_alone = len(given) == 1 and is_shared_by_batch(product, place, dims)
     tokens = count_tokens(table, queries, keys)
-    values = product.operands[1 - place]
-    folded = find_folded_heads(STATE.frames, values) if len(given) == 1 and not has_heads_alone and values.dim() == 3 else None
+    value_dims = table.expand_dims(dims[1 - place])
+    places = tuple(value_dims.index(axes) for axes in given if axes in value_dims)
+    has_places = not has_heads_alone and len(given) == len(places) in (1, 2)
+    folded = find_folded_heads(STATE.frames, product.operands[1 - place], places) if has_places else None
     if folded is not None:
-        before, heads = split_folded_heads(table, given[0], folded)
+        before, heads = split_folded_heads(table, given, folded)
     else:
         before, heads = ((), given[0]) if has_heads_alone else split_grouped_heads(table, batch, other, tokens)
     width = tuple(axis for axes in table.expand_dims(dims[1 - place]) for axis in axes if axis not in {*keys, *before, *heads})
     return Groups(before, heads, queries, keys, width)
 
 
-def split_folded_heads(table: AxisTable, axes: Axes, folded: FoldedHeads) -> tuple[Axes, Axes]:
-    """Return the axes of batch and of heads of a dimension that holds both."""
-    size = math.prod(table.get_sizes(axes))
-    if size == folded.count:
-        return (), axes
-    if len(axes) == 1:
-        axes = table.split_axis(axes[0], folded.count if folded.is_before else size // folded.count)
-    parts = axes[:1], axes[1:]
-    return parts[::-1] if folded.is_before else parts
+def split_folded_heads(table: AxisTable, given: list[Axes], folded: FoldedHeads) -> tuple[Axes, Axes]:
+    """Return the axes of batch and of heads of one dimension that holds both, or of the two that hold one each."""
+    parts = given
+    if len(given) == 1:
+        size = math.prod(table.get_sizes(given[0]))
+        if folded.heads in (1, size):
+            return (given[0], ()) if folded.heads < size else ((), given[0])
+        parts = [given[0][:1], given[0][1:]]
+        if not parts[1]:
+            outer = folded.heads if folded.is_before else size // folded.heads
+            parts = [(axis,) for axis in table.split_axis(given[0][0], outer)]
+    return (parts[1], parts[0]) if folded.is_before else (parts[0], parts[1])
 
 
 def is_shared_by_batch(product: LabelledProduct, place: int, dims: tuple[Dims, Dims, Dims]) -> bool:
