@@ -13,7 +13,7 @@ from regard.map import AttentionMap, DifferentiableMap
 from regard.map.relative_bias import compress_bias
 from regard.mechanism.mask_algebra import EVERYTHING, Mask
 from regard.mechanism.masks import Causal, Documents, Given, Window
-from regard.mechanism.scores import score_dtype
+from regard.mechanism.scores import default_scale, score_dtype
 from regard.observe.call_graph import CallGraph
 from regard.observe.interception.attention_call import CallArguments
 from regard.observe.mask_inference import ROWS, find_first_visible, fit_rule
@@ -296,9 +296,10 @@ class KVHistory:
         last = self.stored_calls[-1]
         stop, step, scale = last.stop, last.step, last.scale
         k, parts = self.join_keys(stop, step), [self.reorder_rows(stored.q, stored.step, step) for stored in self.stored_calls]
-        if any(stored.scale != scale for stored in self.stored_calls):  # as of a temperature that depends on the length
+        scales = [default_scale(stored.q) if stored.scale is None else stored.scale for stored in self.stored_calls]
+        if len(set(scales)) > 1:  # as of a temperature that depends on the length
             k, scale = k.to(score_dtype(k.dtype)), 1.0
-            parts = [q.to(k.dtype) * stored.scale for q, stored in zip(parts, self.stored_calls, strict=True)]
+            parts = [q.to(k.dtype) * own for q, own in zip(parts, scales, strict=True)]
         q = torch.cat(parts, 2)
         mask, bias = self.infer_rule(stop), self.join_biases(q, stop)
         return last.build_map(k, q=q, mask=mask, bias=bias, offset=self.past, scale=scale)

@@ -65,7 +65,7 @@ def lists_other_blocks(block_mask: tuple[Any, ...], table: Tensor) -> bool:
     function alone.
     """
     (rows, columns), (q, k), lists = block_mask[SIZES], table.shape[2:], block_mask[LISTS]
-    partial, full = (mark_blocks(*pair, -(-q // rows), -(-k // columns)) for pair in (lists[:2], lists[2:]))
+    partial, full = (mark_blocks(lists[n], lists[n + 1], -(-q // rows), -(-k // columns)) for n in (0, 2))
     padded = [F.pad(table, (0, -k % columns, 0, -q % rows), value=one) for one in (False, True)]
     some, hidden = (x.unflatten(3, (-1, columns)).unflatten(2, (-1, rows)) for x in (padded[0], ~padded[1]))
     some, hidden = (x.any(5).any(3) for x in (some, hidden))
