@@ -41,6 +41,7 @@ class ScoreParts:
     softcap: float | None = None
     biases: list[Tensor] = field(default_factory=list)
     hidden: list[tuple[Tensor, float]] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)  # of what was hidden: the number of biases that were added before
     sinks: Tensor | None = None
     more: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # queries and keys of further products
     raw: list[Tensor] = field(default_factory=list)  # tensors that biases and masks were made from
@@ -156,6 +157,7 @@ def apply_step(parts: ScoreParts, step: ScoreStep, table: AxisTable, groups: Gro
         if step.amount > FILLED:
             raise UnreadableError(f"it fills scores with {step.amount:g} where a mask would hide keys")
         parts.hidden.append((x, step.amount))
+        parts.places.append(len(parts.biases))
     elif step.kind is StepKind.MULTIPLY:
         multiply_parts(parts, x)
     elif isinstance(x, Tensor) and x.shape[-1] > 1:
@@ -226,7 +228,7 @@ def infer_rule_of_parts(parts: ScoreParts, q: Tensor, k: Tensor) -> Any:
     def start_rules() -> tuple[bool, dict[float, Any]]:
         return may_depend_on_scores(parts, bottom), {}
 
-    how = "by hand", *amounts, "times", *parts.factors
+    how = "by hand", *amounts, *parts.places, "times", *parts.factors
     depends, rules = infer_once(tuple(parts.raw), q, k, start_rules, *how)
     reach = 10.0 ** math.ceil(math.log10(2 * bound_scores(parts, q, k) + UNDERFLOW)) if depends else 0.0  # layers share it
     if reach not in rules:
@@ -256,17 +258,23 @@ def join_rules(parts: ScoreParts, low: float, q: Tensor, k: Tensor) -> Any:
     A row of which every key would be hidden keeps what is added as a bias, since its softmax is of the shifted scores.
     """
     bias: Tensor | None = None
-    hidden: Tensor | None = None
-    for x in parts.biases:
+    added: Tensor | None = None  # what hides keys, as the scores have it in the end
+    for n in range(len(parts.biases) + 1):
+        for (table, amount), place in zip(parts.hidden, parts.places, strict=True):
+            if place == n:  # it takes the place of what was added before
+                before = torch.zeros((), dtype=score_dtype(q.dtype), device=table.device) if added is None else added
+                added = torch.where(table, amount, before)
+        if n == len(parts.biases):
+            break
+        x = parts.biases[n]
         below = x <= low
         if below.any() and not below.all(-1).any():
-            hidden = below if hidden is None else hidden | below
+            hides = x.to(score_dtype(q.dtype)).where(below, 0)
+            added = hides if added is None else added + hides
             x = x.masked_fill(below, 0)
         if x.any():
             bias = x if bias is None else bias + x
-    for table, _ in parts.hidden:
-        hidden = table if hidden is None else hidden | table
-    mask = None if hidden is None else build_additive_mask(hidden, all(amount == -math.inf for _, amount in parts.hidden))
+    mask = None if added is None else build_additive_mask(added, added <= low)
     if bias is None:
         return (EVERYTHING, 0, None) if mask is None else infer_rule(mask, q, k)
     return infer_rule_with_bias(mask, False, reduce_to_keys(bias.to(score_dtype(bias.dtype))).clone(), q, k)
@@ -289,10 +297,14 @@ def bound_products(q: Tensor, k: Tensor, scale: float) -> float:
     return math.sqrt(squares[0]) * math.sqrt(squares[1]) * abs(scale)
 
 
-def build_additive_mask(hidden: Tensor, is_infinite: bool) -> Tensor:
-    """Return what is added to scores where a table hides: -inf, or the smallest number, after which a blind row is uniform."""
-    low = -math.inf if is_infinite else torch.finfo(torch.float32).min
-    return torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, low)
+def build_additive_mask(added: Tensor, hidden: Tensor) -> Tensor:
+    """Return -inf where a table hides, and the smallest number on the keys of a blind row from which least was taken.
+
+    These keys have equal weights, since what is added swallows their scores, unless it is -inf.
+    """
+    blind, most = hidden.all(-1, keepdim=True), added.amax(-1, keepdim=True)
+    mask = torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, -math.inf)
+    return mask.masked_fill_(blind & (added == most) & (most != -math.inf), torch.finfo(torch.float32).min)
 
 
 def reduce_to_keys(bias: Tensor) -> Tensor:
