@@ -5,12 +5,16 @@ import pytest
 import torch
 
 import regard
+from regard.models import GPT2
+from regard.show.page.model_adapter import adapt_model
+from regard.show.page.session import Session
 from regard.show.page.single_file import page as write
 from show.page.browser.page_waits import link, wait_until, wait_until_settled
 from show.page.browser.recordings import CODE
 from show.vision_models import llava, make_llava, make_pixels, make_vit, record_family, swin, vit
 
 CANVAS = "document.querySelector('.image-sheet canvas')"
+OF_TEXTS = ("marks in words", "pull", "cut", "logit", "Probe the model")  # what these speak of are words on every page
 IMAGE = np.arange(30 * 42 * 3, dtype=np.int64).astype(np.uint8).reshape(30, 42, 3)
 
 
@@ -252,6 +256,42 @@ def test_text_and_map_name_the_patches_and_call_them_so(open_page, addresses):
     assert all("patch" in one or "class" in one for one in page.locator(".text-links .link-word").all_inner_texts())
     page = wait_until_settled(open_page(f"{addresses['vit']}#view=map&layer=0&head=2&q=27&k=3"))
     assert page.locator(".readout-pair b").first.inner_text() == "patch\u00a03,5"
+
+
+@pytest.mark.parametrize("view", ["image", "text", "heads", "map", "steps", "compare"])
+def test_the_question_and_the_help_of_a_page_of_patches_call_them_so(open_page, addresses, view):
+    page = wait_until_settled(open_page(f"{addresses['vit']}#view={view}&layer=0&head=2&q=27"))
+    page.keyboard.press("?")
+    terms = page.locator("dialog .terms dt").all_inner_texts()
+    meanings = page.locator("dialog .terms dd").all_inner_texts()
+    said = [text for term, text in zip(terms, meanings, strict=True) if term not in OF_TEXTS]
+    said += [term for term in terms if term not in OF_TEXTS]
+    said += page.locator("dialog .explained, dialog dl:not(.terms) dd").all_inner_texts()
+    said += page.locator("#bar h1, #caption").all_inner_texts()
+    assert "patch" in page.locator("dialog").inner_text()
+    assert [text for text in said if "word" in text or "patch or" in text] == []
+
+
+def test_the_steps_of_patches_call_them_so(open_page, addresses):
+    page = wait_until_settled(open_page(f"{addresses['vit']}#view=steps&layer=0&head=2&q=27"))
+    said = []
+    for _ in range(4):
+        said += [page.locator(".steps-sentence").inner_text(), page.locator("#caption").inner_text()]
+        page.keyboard.press("ArrowRight")
+    assert said[0].startswith("From its vector x, each patch gets a query")
+    assert ": rows are patches, columns are the numbers" in said[1]
+    assert [text for text in said if "word" in text] == []
+    page = wait_until_settled(open_page(f"{addresses['vit']}#view=steps&example=simple"))
+    assert "word" in page.locator(".steps").inner_text() + page.locator("#caption").inner_text()
+
+
+def test_the_words_to_generate_are_no_patches_of_the_image_that_is_open(open_page, serving):
+    address = serving(Session(vit()[0], adapt_model(GPT2.load("sorter"))))
+    page = wait_until_settled(open_page(f"{address}#view=text&r=r1"))
+    assert page.locator("#bar h1").inner_text() == "Which patches attend to which?"
+    page = open_page(f"{address}#view=generate&r=r1")
+    question = "Which word comes next, and where did the model look?"
+    wait_until(page, f"document.querySelector('#bar h1')?.textContent === {question!r}")
 
 
 def test_a_page_without_an_image_has_no_such_view(open_page, tmp_path):

@@ -118,12 +118,16 @@ function renderTools(page) {
       page.shelf = [...page.shelf.filter((one) => one.id !== summary.id), summary];
     },
     attention: () => findAttention(app.summary(), app.state()),
-    // Return what the shown attention is of: "word", or "patch" of an image or "frame" of sound without words.
-    unit: () => (app.summary() && app.attention()?.unit) ?? "word",
-    // Return one of our sentences about words for what the shown attention is of.
+    // Return what is shown: "word", or "patch" of an image or "frame" of sound without words; Generate and examples have words.
+    unit() {
+      const { view, example } = app.state();
+      return (view === "generate" || (view === "steps" && example) ? null : app.summary() && app.attention()?.unit) ?? "word";
+    },
+    // Return one of our sentences about words for what is shown.
     inUnits(text) {
       const unit = app.unit();
-      return unit === "word" ? text : text.replace(/\bwords\b/g, unit === "patch" ? "patches" : `${unit}s`).replace(/\bword\b/g, unit);
+      if (unit === "word") return text;
+      return text.replace(/\bpatch or (a )?word\b/g, unit).replace(/\bwords\b/g, unit === "patch" ? "patches" : `${unit}s`).replace(/\bword\b/g, unit);
     },
     ofTwoTexts: () => isCrossText(app.summary(), app.attention()),
     async translation(view) {
@@ -148,7 +152,7 @@ function renderTools(page) {
       for (let n = place; n >= 0 && n > place - NEAR; n--) if (hasLetters(app.word(list, n))) return n;
       return place;
     },
-    caption: (...parts) => find("caption").replaceChildren(...parts, isFirstOut(app, app.state()) && app.summary() && TAKES_FIRST_OUT.includes(app.state().view) ? " · without the first word" : ""),
+    caption: (...parts) => find("caption").replaceChildren(...parts, isFirstOut(app, app.state()) && app.summary() && TAKES_FIRST_OUT.includes(app.state().view) ? app.inUnits(" · without the first word") : ""),
     legend(shown) {
       page.legend = shown;
       find("legend").replaceChildren(...(shown ? [drawLegend(shown)] : []));

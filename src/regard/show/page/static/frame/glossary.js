@@ -41,5 +41,10 @@ const OF_VIEWS = {
   generate: ["marks in words", "words", "temperature of sampling", "seed", "as a chat", ...SHOWN],
 };
 
-// List the words of a view with what they mean: [[word, text]].
-export const listTerms = (view) => OF_VIEWS[view].map((name) => [name === "temperature of sampling" ? "temperature" : name, TERMS[name]]);
+const OF_TEXTS = ["marks in words", "pull", "cut", "logit", "Probe the model"]; // what they speak of are words on every page
+
+// List the words of the shown view with what they mean: [[word, text]].
+export function listTerms(app) {
+  const inUnits = (name, text) => (OF_TEXTS.includes(name) ? text : app.inUnits(text));
+  return OF_VIEWS[app.state().view].map((name) => [inUnits(name, name === "temperature of sampling" ? "temperature" : name), inUnits(name, TERMS[name])]);
+}

@@ -35,9 +35,9 @@ export function createKeyboard(app, ofView, hands) {
     const dialog = el("dialog", { "aria-label": "What is seen, and keys", onclose: () => dialog.remove() },
       ...renderPicture(app),
       ...renderTerms(app),
-      ...renderKeyGroup("Keys of this view", own),
-      ...renderKeyGroup("Keys of every view", shared),
-      ...renderKeyGroup("Mouse and touch", hands(), "span"),
+      ...renderKeyGroup(app, "Keys of this view", own),
+      ...renderKeyGroup(app, "Keys of every view", shared),
+      ...renderKeyGroup(app, "Mouse and touch", hands(), "span"),
       el("form", { method: "dialog", style: { marginTop: "1rem" } }, el("button", { autofocus: true }, "Close")));
     document.body.append(dialog);
     dialog.showModal();
@@ -61,19 +61,19 @@ const PICTURES = {
 };
 
 // Render what the picture of the view shows.
-const renderPicture = (app) => [el("h2", {}, "What is seen"), el("p", { class: "explained" }, PICTURES[app.state().view], " ", WEIGHTS)];
+const renderPicture = (app) => [el("h2", {}, "What is seen"), el("p", { class: "explained" }, app.inUnits(`${PICTURES[app.state().view]} ${WEIGHTS}`))];
 
 // Render the words of the view's controls, and what they mean.
-const renderTerms = (app) => [el("h2", {}, "Words"), el("dl", { class: "terms" }, listTerms(app.state().view).map(([word, text]) => [el("dt", {}, word), el("dd", {}, text)]))];
+const renderTerms = (app) => [el("h2", {}, "Words"), el("dl", { class: "terms" }, listTerms(app).map(([word, text]) => [el("dt", {}, word), el("dd", {}, text)]))];
 
 const NAMES = { ArrowLeft: "←", ArrowRight: "→", ArrowUp: "↑", ArrowDown: "↓", Escape: "Esc", " ": "Space" };
 
 // Render the keys or gestures of a group; those with the same effect share a line.
-function renderKeyGroup(title, pairs, tag = "kbd") {
+function renderKeyGroup(app, title, pairs, tag = "kbd") {
   const lines = new Map();
   for (const [key, what] of pairs) lines.set(what, [...(lines.get(what) ?? []), key]);
   const names = (keys) => keys.flatMap((key, n) => [n ? " " : "", el(tag, {}, NAMES[key] ?? key)]);
-  return lines.size ? [el("h2", {}, title), el("dl", {}, [...lines].map(([what, keys]) => [el("dt", {}, names(keys)), el("dd", {}, what)]))] : [];
+  return lines.size ? [el("h2", {}, title), el("dl", {}, [...lines].map(([what, keys]) => [el("dt", {}, names(keys)), el("dd", {}, app.inUnits(what))]))] : [];
 }
 
 // Go to the next or previous head or layer, if there is one.

@@ -88,7 +88,7 @@ export function renderSettingSwitch(app, state) {
   const now = app.settings.get(state);
   const reasons = new Map(NAMES.map((name) => [name, app.settings.explain(state, name)]));
   const choose = (name) => (reasons.get(name) ? app.fail(reasons.get(name)) : app.go({ show: name, ...(state.view === "steps" && { step: name === "weight" ? "weights" : name }) })); // its own step
-  const describe = (name) => ({ title: reasons.get(name) ?? TERMS[name], "aria-disabled": reasons.get(name) ? "true" : null });
+  const describe = (name) => ({ title: reasons.get(name) ?? app.inUnits(TERMS[name]), "aria-disabled": reasons.get(name) ? "true" : null });
   const buttons = [...reasons.keys()].map((name) => el("button", { "data-control": `show ${name}`, ...describe(name), "aria-pressed": String(name === now), onclick: () => choose(name) }, name));
   const choice = el("span", { class: "choice at-width", role: "group", "aria-label": LABEL }, buttons);
   const select = el("select", { class: "on-phone", "data-control": "show", "aria-label": LABEL, onchange: () => { // a row of buttons takes a line of a phone

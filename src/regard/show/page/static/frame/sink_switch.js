@@ -13,7 +13,7 @@ export const isFirstOut = (app, state) => state.sink === "out" && !app.source.fi
 // Render the switch.
 export function renderSinkSwitch(app, state) {
   if (app.settings.get(state) !== "weight") return null;
-  const reason = app.source.file ? IN_FILE : null;
+  const reason = app.source.file ? app.inUnits(IN_FILE) : null;
   const press = () => (reason ? app.fail(reason) : app.go({ sink: isFirstOut(app, state) ? null : "out" }));
-  return el("span", { class: "choice" }, el("button", { "data-control": "sink", title: reason ?? TERMS["skip first word"], "aria-label": "skip first word", "aria-pressed": String(isFirstOut(app, state)), "aria-disabled": reason ? "true" : null, onclick: press }, "skip first", el("span", { class: "at-width" }, " word")));
+  return el("span", { class: "choice" }, el("button", { "data-control": "sink", title: reason ?? app.inUnits(TERMS["skip first word"]), "aria-label": app.inUnits("skip first word"), "aria-pressed": String(isFirstOut(app, state)), "aria-disabled": reason ? "true" : null, onclick: press }, "skip first", el("span", { class: "at-width" }, app.inUnits(" word"))));
 }

@@ -121,6 +121,7 @@ function placeInScene(it, state) {
   const [row, column] = getAxisNames(it, state).map((name) => state[name]);
   at.row = data.partial || row === undefined ? chooseRow(it, state) : clampIndex(Number(row), data.rows.length);
   it.told = buildScenes(data, readSettings(state), at.row, it.effect?.values && it.effect);
+  for (const scene of it.told.scenes) scene.sentence = it.app.inUnits(scene.sentence);
   const weights = it.told.own?.weights[at.row] ?? [];
   const most = weights.indexOf(Math.max(...weights));
   at.column = column === undefined ? most : clampIndex(Number(data.partial ? data.places.indexOf(Number(column)) : column), data.columns.length);
@@ -219,7 +220,7 @@ function describePicture(it, state) {
   const { data } = it.loaded;
   const captionExample = () => [app.el("b", {}, data.title), data.source ? `, ${data.source} (notes that code attention from scratch; nothing else is needed to follow them)` : ""];
   const captionHead = () => [app.el("b", {}, `Layer ${state.layer}, head ${getStateHeadNumber(app, state)}`), ` of ${app.summary().model}`];
-  app.caption(...(getExample(it, state) ? captionExample() : captionHead()), describeAxes(data, getScene(it)));
+  app.caption(...(getExample(it, state) ? captionExample() : captionHead()), app.inUnits(describeAxes(data, getScene(it))));
 }
 
 // Return what the sides of the tables of a scene are.

@@ -191,7 +191,7 @@ function shadeWords(it, state, { row, words, asker, q }) {
   const legend = quantity.makeLegend(scale);
   if (quantity.name === "weight" && numbers[0] > scale.high) legend.ticks.at(-1)[1] += " or more";
   app.legend(legend);
-  page.told(describeNumbers(quantity, { numbers, words, asker, q, isTranslation: app.ofTwoTexts() }));
+  page.told(app.inUnits(describeNumbers(quantity, { numbers, words, asker, q, isTranslation: app.ofTwoTexts() })));
 }
 
 // Return the scale of weights; the first word, which often has most of the attention, does not set it.
