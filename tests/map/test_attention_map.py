@@ -9,7 +9,19 @@ from hypothesis import strategies as st
 
 from bounds import EXPONENTIAL, SMALLEST, assert_within, entropy_bound, gamma
 from map.map_bounds import map_bounds
-from regard import AttentionMap, Causal, ConfigError, Documents, Padding, Prefix, ShapeError, TooLargeError, Window, attend
+from regard import (
+    AttentionMap,
+    Causal,
+    ConfigError,
+    Documents,
+    Given,
+    Padding,
+    Prefix,
+    ShapeError,
+    TooLargeError,
+    Window,
+    attend,
+)
 from regard.map import passes, plane, triton_passes
 from run_limits import limit_examples
 from strategies import requests
@@ -215,6 +227,15 @@ def test_a_tile_is_the_picture_of_a_part(how, rows, columns):
     close(found.tile(rows, columns, 4, how), pool_weights(part, 4, 4, how))
 
 
+@pytest.mark.parametrize("rule", [Causal(), Given(torch.ones(Q, K, dtype=torch.bool))])
+def test_a_tile_without_queries_or_keys_is_0_whatever_was_computed_before(rule):
+    found = AttentionMap(*tensors(torch.float32), rule).select(heads=slice(0, 2))
+    for _ in range(2):
+        assert found.tile(slice(7, 7), slice(0, 9), (2, 3)).tolist() == torch.zeros(B, 2, 2, 3).tolist()
+        assert found.tile(slice(0, 9), slice(7, 7), (2, 3)).tolist() == torch.zeros(B, 2, 2, 3).tolist()
+        found.logsumexp()
+
+
 @pytest.mark.slow
 def test_the_largest_weights_come_first_with_their_keys():
     for rule in RULES:
@@ -344,6 +365,19 @@ def test_a_certificate_measures_row_sums_and_notices_a_changed_query():
     assert not found.certificate(rows=7).exact
     q[0] += 1
     assert found.certificate().error > 0.01
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("head", range(H))
+def test_the_certificate_of_a_map_with_a_nan_is_nan(dtype, head):
+    q, k = tensors(dtype)
+    q[0, head, 5] = torch.nan
+    assert math.isnan(AttentionMap(q, k, Causal()).certificate(rows=Q).error)
+
+
+def test_a_certificate_of_rows_that_see_neither_keys_nor_a_sink_has_no_error():
+    q, k = tensors(torch.float64)
+    assert AttentionMap(q, k, Padding([K, 0]), sinks=torch.full((H,), -torch.inf)).certificate(rows=Q).error < 1e-12
 
 
 def test_what_is_stored_grows_with_the_tokens_and_not_with_their_square():

@@ -1,5 +1,7 @@
 """An ImplicitMap is the matrix of a recurrence run token by token, whatever the decays, the groups and the way it is asked."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -241,6 +243,9 @@ def test_a_certificate_is_the_largest_distance_from_the_outputs():
     outputs[0, 1, 11, 2] += outputs[0, 1, queries].abs().max() / 8
     wrong = ImplicitMap(mechanism, values=v, outputs=SampledOutputs(queries, outputs[:, :, queries])).certificate()
     assert 0.05 < wrong.error <= 0.125 + EQUAL
+    outputs[0, 0, 3, 1] = torch.nan
+    unknown = ImplicitMap(mechanism, values=v, outputs=SampledOutputs(queries, outputs[:, :, queries])).certificate()
+    assert math.isnan(unknown.error)
     with pytest.raises(ConfigError, match="a map of a recording"):
         ImplicitMap(mechanism).certificate()
 

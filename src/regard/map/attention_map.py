@@ -241,12 +241,13 @@ class AttentionMap(HtmlRepr):
     def certificate(self, rows: int = CERTIFIED_ROWS) -> Certificate:
         """Compute how exact this map is, from recomputed rows of each matrix.
 
-        The sum of a row and its sink must be 1, or 0 for a row that sees nothing.
+        The sum of a row and its sink must be 1, or 0 for a row that sees nothing; the error of a row with a NaN is NaN.
         """
         rows, q = check_count("rows", rows), self.shape[2]
         queries = (torch.arange(min(rows, q)) * q // max(min(rows, q), 1)).to(self.device)
         errors = [passes.largest_row_error(plane, self.planes.get_denominators(plane), queries) for plane in self.planes]
-        return Certificate(max(errors, default=0.0), len(errors) * len(queries), len(queries) == q)
+        error = float(torch.stack(errors).max()) if errors else 0.0
+        return Certificate(error, len(errors) * len(queries), len(queries) == q)
 
     def __repr__(self) -> str:
         stored = f"{self.nbytes / 1e6:.3g} MB stored"

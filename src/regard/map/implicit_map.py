@@ -203,7 +203,7 @@ class ImplicitMap(SignedMap):
         """
         if self.values is None or self.outputs is None:
             raise ConfigError("the map has no values and outputs to be checked against. Use a map of a recording.")
-        error, count = 0.0, 0
+        error, count = torch.zeros((), dtype=torch.float64, device=self.device), 0
         queries = self.outputs.queries.to(self.device)
         queries = queries[queries >= self.first]
         for row, places in enumerate(self.places):
@@ -215,9 +215,9 @@ class ImplicitMap(SignedMap):
                     found *= self.outputs.gates[b, h, -len(found) :].double()
                 difference = (found - outputs).abs()
                 if difference.numel() and difference.any():
-                    error = max(error, float(difference.max() / outputs.abs().max()))
+                    error = error.maximum(difference.max() / outputs.abs().max())  # NaN if one of them is
                 count += len(queries)
-        return ImplicitCertificate(error, count)
+        return ImplicitCertificate(float(error), count)
 
     def get_bias(self, h: int) -> Tensor | float:
         """Return what a head's output has besides M v: the bias of a convolution."""

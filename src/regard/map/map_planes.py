@@ -221,7 +221,8 @@ class MapPlanes:
         ends = [(int(edges[0]), int(edges[-1])) for edges in (rows, columns)]
         if self.is_whole(rows, columns):
             return self.traverse([plane], rows, columns, {})[1][0]
-        if compiled_passes.can_run_compiled(plane) and self.can_use_denominators(plane, ends[0][1] - ends[0][0]):
+        count = ends[0][1] - ends[0][0]
+        if count and compiled_passes.can_run_compiled(plane) and self.can_use_denominators(plane, count):
             quick = compiled_passes.draw_picture(plane, torch.get_num_threads(), self.get_denominators(plane), rows, columns)
             if quick is not None:
                 return quick

@@ -208,15 +208,18 @@ def compute_dense(plane: Plane) -> Tensor:
     return matrix
 
 
-def largest_row_error(plane: Plane, below: Denominators, queries: Tensor) -> float:
-    """Return the largest error of the sums of recomputed rows, sink included: the distance from 1, or from 0 if blind."""
-    errors = [0.0]
+def largest_row_error(plane: Plane, below: Denominators, queries: Tensor) -> Tensor:
+    """Return the largest error of the sums of recomputed rows, sink included: the distance from 1, or from 0 if blind.
+
+    It is NaN if that of any row is.
+    """
+    errors = [torch.zeros((), dtype=torch.float64, device=queries.device)]
     for part in queries.split(16) if len(queries) else ():
         masked = plane.compute_masked_scores(part, torch.arange(plane.shape[1], device=queries.device))
         under = below[part]
         sums = under.weigh(masked).sum(-1, dtype=torch.float64)
         if plane.sink is not None:
-            sums += (plane.sink - under.shift).exp() / under.total
+            sums += under.divide((plane.sink - under.shift).exp_().unsqueeze(-1)).squeeze(-1)
         expected = (under.total != 0).double()
-        errors.append(float((sums - expected).abs().max()))
-    return max(errors)
+        errors.append((sums - expected).abs().max())
+    return torch.stack(errors).max()
