@@ -13,6 +13,7 @@ from policy_audit.small_models import HEADS, LAYERS, PROMPT, TOKENS, draw_tokens
 from regard import Causal, Window
 from regard.policies import (
     H2O,
+    TOVA,
     BlockSparse,
     Knorm,
     Oracle,
@@ -71,6 +72,15 @@ def test_the_certificate_of_compiled_passes_is_within_the_bound_of_float32(promp
     assert 0 < found.recall <= rounding
     assert 0 < found.kl <= rounding
     assert 0 < found.output_error <= 2 * rounding * (1 + spread) * spread
+
+
+@pytest.mark.parametrize("t", [65, 181, 2049])
+def test_a_text_that_is_all_prompt_keeps_every_key_of_a_cache(t):
+    policies = [H2O(7), TOVA(7), Knorm(5), Oracle(4), Quest(8, 4)]
+    found = regard.audit(record_layer(*draw_layer(t, torch.float32)), policies, prompt=t)
+    assert found.recall.eq(1).all()
+    assert found.kept[:, 0, 0, 0].eq(torch.arange(1, t + 1)).all()
+    assert found.certificate.wrong_counts == 0
 
 
 def test_some_rows_are_checked_by_default_and_the_last_one_among_them(monkeypatch):

@@ -215,7 +215,8 @@ class HeadCache:
 
         def work(n: int) -> None:
             given = edges[n], edges[n + 1], stop, capacity, self.softcap
-            attend_to_slots(self.q, self.k, self.v, ends, *given, *found.arrays, counts)
+            if edges[n] < edges[n + 1]:  # without a row there is no slot for a key
+                attend_to_slots(self.q, self.k, self.v, ends, *given, *found.arrays, counts)
 
         run_parts(work, threads)
         return found[rows], counts[rows]
