@@ -39,6 +39,26 @@ def test_the_oracle_in_float32_keeps_scores_that_none_of_the_others_exceeds(sett
     assert (scores[:, :, P:].masked_fill(found | ~seen, -torch.inf).amax(-1) <= least).all()
 
 
+@pytest.mark.parametrize(
+    "size", [2.0**-66, 2.0**-74]
+)  # scores that differ by less than the smallest quotient, and denormal ones
+def test_the_oracle_keeps_the_largest_of_very_small_scores(size):
+    made = make_inputs(dtype=torch.float32)
+    inputs = replace(made, q=(made.q * 2).round() * size, k=(made.k * 2).round() * size, scale=1.0)
+    scores = (inputs.q.double() @ inputs.k.double().repeat_interleave(R, 1).mT)[:, :, P:]
+    found = table(Oracle(5), inputs)[:, :, P:]
+    seen = inputs.mask.table(T, T)[P:]
+    assert found.sum(-1).eq(5).all()
+    least = scores.masked_fill(~found, torch.inf).amin(-1)
+    assert (scores.masked_fill(found | ~seen, -torch.inf).amax(-1) <= least).all()
+
+
+def test_the_oracle_keeps_keys_that_exist_where_scores_overflow():
+    made = make_inputs(dtype=torch.float32)
+    found = table(Oracle(5), replace(made, q=made.q * 1e30, k=made.k * 1e30))
+    assert found[:, :, P:].sum(-1).le(5).all()
+
+
 def test_no_policy_keeps_more_with_as_many_keys_as_the_oracle():
     inputs = make_inputs()
     weights = dense_weights(inputs)

@@ -9,7 +9,7 @@ from regard.compiled.register_tiles import COLUMNS, ROWS, multiply_tile
 from regard.compiled.vectors import REASSOCIATED
 
 BINS = 512
-LARGEST_RANGE = np.float32(1e38)
+SMALLEST_RANGE, LARGEST_RANGE = np.float32(1e-30), np.float32(1e38)  # whose quotients with BINS are finite
 
 
 @njit_inlined(fastmath=REASSOCIATED)
@@ -18,7 +18,7 @@ def number_bins(s, numbers):
     low, high = s[0], s[0]
     for j in range(len(s)):
         low, high = min(low, s[j]), max(high, s[j])
-    if not (low < high and high - low < LARGEST_RANGE):
+    if not SMALLEST_RANGE < high - low < LARGEST_RANGE:
         return False
     factor = np.float32(BINS - 1) / (high - low)
     for j in range(len(s)):

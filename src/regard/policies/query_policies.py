@@ -71,7 +71,7 @@ def run_largest_keys_pass(inputs: AttentionInputs, q: Tensor, k: Tensor, count: 
 
     t, prompt, threads = inputs.tokens, inputs.prompt, torch.get_num_threads()
     lows, stops = inputs.find_key_ranges()
-    queries, panels, found = q.contiguous().numpy(), pack_panels(k.T.numpy()), np.empty((t - prompt, count), np.int32)
+    queries, panels, found = q.contiguous().numpy(), pack_panels(k.T.numpy()), np.zeros((t - prompt, count), np.int32)
 
     def work(n: int) -> None:
         for first in range(prompt + n * ROWS, t, threads * ROWS):
