@@ -149,6 +149,38 @@ def test_heads_of_a_joint_projection_are_no_finding_where_all_are_used_or_one_is
     assert findings(JointHeads(([0, 1, 2, 3],) * 3, (1.0, 1.0, 0.0, 1.0))) == []
 
 
+class SeparateHeads(nn.Module):
+    """Four heads of width 3, or two of keys and values, by a projection each; the contexts of some are set to 0."""
+
+    def __init__(self, used, groups=4):
+        super().__init__()
+        torch.manual_seed(0)
+        self.used = used
+        self.q_proj, self.o_proj = nn.Linear(D_IN, 12), nn.Linear(12, D_IN)
+        self.k_proj, self.v_proj = (nn.Linear(D_IN, 3 * groups) for _ in range(2))
+
+    def forward(self, x):
+        q, k, v = (f(x).unflatten(-1, (-1, 3)).transpose(1, 2) for f in (self.q_proj, self.k_proj, self.v_proj))
+        k, v = (one.repeat_interleave(4 // one.shape[1], 1) for one in (k, v))
+        context = (weigh(q @ k.mT / 3**0.5) @ v).where(torch.tensor(self.used)[:, None, None], torch.zeros((), dtype=x.dtype))
+        return x + self.o_proj(context.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize(
+    ("used", "groups", "outputs"),
+    [
+        ((True, True, True, False), 4, "9 to 11 of the 12 of q_proj"),
+        ((True, False, True, False), 4, "3 to 5 and 9 to 11 of the 12 of q_proj"),
+        ((True, True, False, False), 2, "6 to 11 of the 12 of q_proj"),
+    ],
+)
+def test_heads_of_separate_projections_that_nothing_uses_are_named(used, groups, outputs):
+    (finding,) = findings(SeparateHeads(used, groups))
+    assert finding.kind == "not trainable"
+    assert f"outputs {outputs}: whole heads, which are not used" in finding.evidence
+    assert findings(SeparateHeads((True,) * 4, groups)) == []
+
+
 class SelectedHeads(JointHeads):
     """Eight heads by one projection, times a factor of each: a mask of them, or of each token, which uses one head."""
 

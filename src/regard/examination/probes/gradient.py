@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from regard.examination.adapters import SubjectError
 from regard.examination.case import Case
+from regard.examination.identify.projection_layouts import parse_role
 from regard.examination.norm_modules import is_norm
 from regard.examination.report import Checked, Finding, Unknown
 
@@ -121,7 +122,7 @@ def has_several_keys(case: Case) -> bool:
 
 
 class CutHeads(NamedTuple):
-    """The weight of a joint projection, and its outputs that get no gradient, in words; `n` outputs in heads of width d."""
+    """The weight of a projection, and its outputs that get no gradient, in words; `n` outputs in heads of width d."""
 
     name: str
     outputs: str
@@ -133,14 +134,14 @@ class CutHeads(NamedTuple):
 
 
 def find_cut_heads(case: Case, got: Mapping[str, Tensor | None]) -> CutHeads | None:
-    """Return the heads of a joint projection that get no gradient, for larger inputs and other ones neither; None if none."""
+    """Return the heads of a projection that get no gradient, for larger inputs and other ones neither; None if none."""
     module, d = case.subject.module, find_head_width(case)
     if module is None or not has_several_keys(case):
         return None
     if any(has_zero_row(one, end) for one in module.parameters() if one.dim() == 2 for end in (0, 1)):
         return None
     for name, slope in got.items():
-        axis = None if slope is None or slope.dim() != 2 else find_output_axis(module, name, slope)
+        axis = None if slope is None or slope.dim() != 2 else find_head_axis(module, name, slope)
         if slope is None or axis is None or not list_cut_heads(slope, axis, d):
             continue
         try:
@@ -165,7 +166,7 @@ def make_head_result(case: Case, heads: CutHeads) -> Finding | Unknown:
 
 def find_head_selection(case: Case, heads: CutHeads) -> str:
     """Return the name of a matrix with an output for each head, as of a router, or of factors of which one is 0; or ""."""
-    counts = {heads.n // heads.d // parts for parts in (2, 3)}
+    counts = {heads.n // heads.d // parts for parts in (1, 2, 3)}
     counts |= {x.shape[1] for one in case.inner_calls for x in (one.call.q, one.call.k)}
     for path, part in case.subject.module.named_modules() if case.subject.module is not None else ():
         for name, one in {**vars(part), **part._buffers, **part._parameters}.items():
@@ -204,6 +205,13 @@ def find_output_axis(module: nn.Module, name: str, weight: Tensor) -> int | None
     if type(owner).__name__ == "Conv1D":  # of GPT-2: (inputs, outputs)
         return 1
     return None if weight.shape[0] == weight.shape[1] else int(weight.shape[1] > weight.shape[0])
+
+
+def find_head_axis(module: nn.Module, name: str, weight: Tensor) -> int | None:
+    """Return the axis of the outputs of a projection of queries, keys or values, or of a joint one; None as above."""
+    joint = find_output_axis(module, name, weight)
+    is_linear = isinstance(module.get_submodule(name.rpartition(".")[0]), nn.Linear)
+    return 0 if joint is None and is_linear and parse_role(name) in ("q", "k", "v") else joint
 
 
 def has_zero_row(weight: Tensor, axis: int) -> bool:
