@@ -161,6 +161,26 @@ class InAList(nn.Module):
         return torch.cat([*(F.scaled_dot_product_attention(y, y, y) for y in x.split(1))])
 
 
+class Excite(Feed):
+    """A gate by the mean of the tokens, as squeeze and excitation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.shrink(F.gelu(self.grow(x.mean(1, keepdim=True))))
+
+
+class OfMean(Feed):
+    """Queries, keys and values that are multiplied entry by entry, as in Hydra attention."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.grow(x).chunk(3, -1)
+        return q * (k * v).mean(1, keepdim=True)
+
+
+class OfRunningSum(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.cumsum(1)
+
+
 class Foreign(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return pytest.importorskip("numpy").asarray(x)
@@ -237,6 +257,7 @@ class HeldSizes(Held):
 
 HARMLESS = [
     Feed(),
+    Excite(),
     Steps(),
     WithGradient(),
     nn.Linear(C, C),
@@ -265,7 +286,7 @@ OTHERS = [
     *(HeldInAList([attend_to_itself]), HeldInAList((ByFunction(),)), HeldInAList([[], attend_to_itself])),
     *(HeldObject(Helper()), HeldFunctionOfAnObject(Helper()), HeldObject(WithMethod())),
     *(Held(F.softmax), Held(F.scaled_dot_product_attention), nn.Softmax(-1), nn.MultiheadAttention(C, 2), nn.ModuleList()),
-    *(nn.TransformerEncoderLayer(C, 2), nn.Sequential(Feed(), ByFunction())),
+    *(OfMean(), OfRunningSum(), nn.TransformerEncoderLayer(C, 2), nn.Sequential(Feed(), ByFunction())),
 ]
 
 

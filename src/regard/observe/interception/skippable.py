@@ -20,7 +20,8 @@ from regard.observe.interception.function_roles import MULTIPLIES, NORMALISES
 from regard.observe.interception.recurrent.token_mixers import can_mix_tokens
 
 ATTENDS = re.compile("attention|attn|sdpa|flash|mha|kernel|^_?ops$|apply|eval|exec|getattr|import|forward|call")
-STEPS = MULTIPLIES | NORMALISES | {"sum", "@", "@="}  # of handwritten attention
+STEPS = MULTIPLIES | NORMALISES | {"sum", "cumsum", "@", "@="}  # of handwritten attention
+MULTIPLICATIONS = {"*", "*=", "mul", "multiply"}  # of which attention with a mean over tokens needs two
 PRODUCTS = "regard.matmul."
 KINDS = 1024  # cached classes; bounded, so that classes made at run time can be freed
 GLOBAL, IMPORTS, APPLY = {"LOAD_GLOBAL", "LOAD_NAME"}, {"IMPORT_NAME"}, "apply of a global"
@@ -35,13 +36,15 @@ INERT = {  # classes of values that have no code of a user
 def find_skippable(modules: Iterable[nn.Module]) -> dict[int, nn.Module]:
     """Return the modules of a model that cannot attend, by id. `modules` must be ordered from the outermost inwards."""
     modules_by_id: dict[int, nn.Module] = {}
-    names_by_kind: dict[Any, frozenset[str] | None] = {}
+    classes: dict[Any, ReadClass] = {}
     for module in reversed(list(modules)):
         kind: Any = type(module)
-        if kind not in names_by_kind:
-            names_by_kind[kind] = find_used_attributes(kind)
-        names, own = names_by_kind[kind], vars(module)
+        if kind not in classes:
+            classes[kind] = read_current_class(kind)
+        names, own = classes[kind].attributes, vars(module)
         if names is None or "forward" in own or module._forward_hooks or module._forward_pre_hooks:
+            continue
+        if classes[kind].multiplies_mean and (module._modules or kind.forward.__code__.co_argcount > 3):  # no norm
             continue
         if can_mix_tokens(module):  # to be reported if it is not read
             continue
@@ -52,31 +55,41 @@ def find_skippable(modules: Iterable[nn.Module]) -> dict[int, nn.Module]:
 
 
 class ReadClass(NamedTuple):
-    """A module class whose code was read: the attributes that its forward uses, and the globals with what they were then."""
+    """A module class whose code was read: the attributes that its forward uses, and the globals with what they were then.
+
+    `multiplies_mean` states that it has a mean and two products of entries, as of keys with values and then with queries.
+    """
 
     attributes: frozenset[str] | None
+    multiplies_mean: bool
     forward: Any
     loaded: list[tuple[dict[str, Any], str, Any]]
 
 
-def find_used_attributes(kind: Any) -> frozenset[str] | None:
-    """Return the attributes that the forward of a module class uses; None if it may attend or calls unreadable code."""
+def read_current_class(kind: Any) -> ReadClass:
+    """Read the code of a module class, or return what was read before if no function that it calls was replaced."""
     found = read_class(kind)
     if found.forward is not kind.forward or any(names.get(name) is not value for names, name, value in found.loaded):
         read_class.cache_clear()  # a function was replaced
         found = read_class(kind)
-    return found.attributes
+    return found
 
 
 @lru_cache(KINDS)
 def read_class(kind: Any) -> ReadClass:
     """Read the code of a module class."""
     loaded: list[tuple[dict[str, Any], str, Any]] = []
-    return ReadClass(read_attributes(kind, loaded), kind.forward, loaded)
+    operations: list[str] = []
+    attributes = read_attributes(kind, loaded, operations)
+    multiplies_mean = "mean" in operations and sum(one in MULTIPLICATIONS for one in operations) > 1
+    return ReadClass(attributes, multiplies_mean, kind.forward, loaded)
 
 
-def read_attributes(kind: Any, loaded: list[tuple[dict[str, Any], str, Any]]) -> frozenset[str] | None:
-    """Return what `find_used_attributes` does, and append the globals that the code loads to `loaded`."""
+def read_attributes(kind: Any, loaded: list[tuple[dict[str, Any], str, Any]], operations: list[str]) -> frozenset[str] | None:
+    """Return the attributes that the forward of a module class uses; None if it may attend or calls unreadable code.
+
+    Append the globals that the code loads to `loaded`, and the names of all that it computes to `operations`.
+    """
     if kind.__call__ is not nn.Module.__call__ or kind.__getattr__ is not nn.Module.__getattr__:
         return None
     attributes: set[str] = set()
@@ -87,6 +100,7 @@ def read_attributes(kind: Any, loaded: list[tuple[dict[str, Any], str, Any]]) ->
             return None
         read.add(function)
         for operation, name in list_loaded_names(function.__code__):
+            operations.append(name)
             if operation == APPLY or operation in GLOBAL:
                 loaded.append((function.__globals__, name, function.__globals__.get(name)))
                 called: Any = function.__globals__.get(name, getattr(builtins, name, None))

@@ -100,7 +100,7 @@ class Scans(Tokens):
     def divide_by_decays(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """A selective scan by running sums, as of mamba-tiny."""
         logs = -F.softplus(w).cumsum(1)
-        return r * logs.exp() * (k * v * torch.exp(-logs)).cumsum(1)
+        return r * (logs.exp() * (k * v * torch.exp(-logs)).cumsum(1))
 
     def divide_by_products(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
         decays = w.sigmoid().cumprod(1)

@@ -21,6 +21,7 @@ VIEWED = {  # functions whose results are views
     *("view", "unflatten", "unsqueeze", "squeeze"),
     *("transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxis", "mT", "T"),
 }
+CONVERSIONS = {"to", "type", "type_as", "float", "double", "half", "bfloat16"}  # to another dtype, in the same order
 NORMS = {"normalize", "layer_norm", "rms_norm"}
 NORM_LAYERS = (nn.LayerNorm, nn.RMSNorm)
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -354,7 +355,7 @@ def find_projection(frames: list[ModuleFrame], x: TensorOrRef) -> Projection | N
 def keeps_order(name: str) -> bool:
     """Return whether the results of a function have the order in memory of its largest argument: no copy to another one."""
     is_by_entry = infer_role(name) in (Role.NONLINEAR, Role.POWER, Role.ADD, Role.MULTIPLY)
-    return is_by_entry or strip_affixes(name) in VIEWED
+    return is_by_entry or strip_affixes(name) in VIEWED | CONVERSIONS | {"masked_fill"}
 
 
 def has_features_last(projection: Projection) -> bool | None:

@@ -81,6 +81,9 @@ class HandwrittenTracker(ProductTracker):
             is_sum, added = read_index_put(args, kwargs)
             role = Role.SUM if is_sum else None
             name, args, kwargs = (name, args, kwargs) if added is None else ("index_add", added, {})
+        if name == "einsum" and is_followable(result) and self.follow_gated_sum(frames, name, args, kwargs, result):
+            self.drop(result)
+            return None
         factors = separate_entry_factors(args) if name == "einsum" and self.may_follow_any(args, kwargs) else None
         if factors is not None:
             func, name, role = torch.mul, "mul", Role.MULTIPLY
@@ -122,13 +125,15 @@ class HandwrittenTracker(ProductTracker):
             return None
         moves = is_replayed(name) and not fills_followed(name, args, traced)
         traced = traced if moves else settle_all(self, traced)
-        if role is Role.MULTIPLY and self.follow_gated_sum(frames, name, args, results[0]):
+        if role is Role.MULTIPLY and self.follow_gated_sum(frames, name, args, kwargs, results[0]):
             self.drop(results[0])
             return None
         if role is Role.SUM:
             self.gated_sums.add_sum(frames, name, args, kwargs, results[0])
         else:
             self.gated_sums.release(tensors)
+        if name == "einsum":
+            self.gated_sums.add_einsum(frames, args, results[0])
         if role is Role.SUM and tensors and self.entry_products.find(tensors[0]):
             if self.follow_summed_product(frames, name, args, kwargs, tensors[0], results[0]):
                 return None

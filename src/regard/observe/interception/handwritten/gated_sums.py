@@ -2,67 +2,100 @@
 
 ``o_i = q_i Σ_j k_j v_j``, as in Hydra attention (https://arxiv.org/abs/2209.07484). Keys may be a softmax over the
 tokens, as in AFT-Simple (https://arxiv.org/abs/2105.14103). Layers make queries, keys and values, and the sum is over tokens
-of an input of a module, not over features, heads or a batch. Keys and values are held by weak references: most sums of
-products are no attention. A softmax alone is held until its product with values is summed, and then as long as the sum.
+of an input of a module, not over features, heads or a batch; or it is a running sum. Other factors, as a mask, multiply the
+products; a number or a tensor, as a sum of keys, divides their sum. Keys and values are held by weak references: most sums of
+products are no attention. A softmax alone, a divisor and what an einsum sums are held as long as the sum.
 """
 
-import math
 import weakref
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
+from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
+from regard.mechanism.scores import score_dtype
 from regard.observe.interception.function_roles import strip_affixes
-from regard.observe.interception.handwritten.ancestor_search import TensorRef, find_projection, has_features_last
-from regard.observe.interception.handwritten.edge_softmax import skip_layouts
-from regard.observe.interception.handwritten.labelled_product import LabelledProduct, Labels, label_entries, label_sum
-from regard.observe.interception.handwritten.linear_attention import ChainRoles, list_axes
-from regard.observe.interception.handwritten.score_form import PRODUCTS, start_form
-from regard.observe.interception.handwritten.tensor_axes import AxisTable, Dims
-from regard.observe.interception.handwritten.traces import Trace, TraceKind
+from regard.observe.interception.handwritten.ancestor_search import TensorRef, find_projection
+from regard.observe.interception.handwritten.labelled_product import LabelledProduct, Labels, label_einsum, label_entries
+from regard.observe.interception.handwritten.linear_attention import ChainRoles
+from regard.observe.interception.handwritten.product_factors import USES, Factor, Use, find_computation
+from regard.observe.interception.handwritten.score_form import PRODUCTS, ScoreForm, StepKind, start_form
+from regard.observe.interception.handwritten.summed_products import SUMMED, SummedProduct, find_einsum, find_sum
+from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable
+from regard.observe.interception.handwritten.traces import Trace, TraceKind, read_eps
 from regard.observe.interception.provenance import TOKEN, ModuleFrame
 from regard.observe.interception.thread_state import drop_expanded_axes
 
 FREED = "it is linear attention, whose keys or values were freed before queries were multiplied with the sum of their products"
-SUMMED = ("sum", "mean")
+FREED_FACTOR = "it is linear attention, whose keys or values were multiplied by a tensor that was freed before queries were"
+MOVED = "it is linear attention, whose products of keys with values were put in another layout, which is not followed"
 
 
 class GatedSum(NamedTuple):
-    """A sum of keys times values, entry by entry, by weak references, with the labels of its product, which has no operands."""
+    """A sum of keys times values, entry by entry, by weak references, and what multiplied or divided it."""
 
+    name: str  # of the function that made it
     tensor: TensorRef
-    operands: tuple[TensorRef, TensorRef]
-    labels: Labels  # of both operands
-    result: Labels
-    factor: float
+    summand: TensorRef  # the products, or the values of an einsum
+    product: SummedProduct
+    scales: tuple[Factor, ...] = ()
 
-    def read(self) -> LabelledProduct | None:
-        """Return the product that it amounts to; None if an operand was freed."""
-        a, b = (one() for one in self.operands)
-        return None if a is None or b is None else LabelledProduct((a, b), (self.labels, self.labels), self.result, self.factor)
+    def explain_unread(self) -> str:
+        """Return why it cannot be read; nothing if it can be."""
+        factors = (*self.product.operands, *self.product.others, *self.scales)
+        are_freed = [one.tensor() is None for one in factors]
+        if any(are_freed):
+            return FREED if any(are_freed[:2]) else FREED_FACTOR
+        return MOVED if any(one.labels is None for one in factors) else ""
+
+    def build_form(self, table: AxisTable) -> tuple[ScoreForm, dict[Hashable, Axes]]:
+        """Return the form of the sum, and the axes of labels. Nothing of it may have been freed."""
+        product = self.product
+        (k, of_k), (v, of_v) = (one.read() for one in product.operands)
+        form = start_form(table, LabelledProduct((k, v), (of_k, of_v), [*product.result], product.factor))
+        axes = dict(zip((*of_k, *of_v), (*form.a_dims, *form.b_dims), strict=True))
+        for factor in product.others:
+            form = multiply_form(form, factor, axes)
+        if product.is_running:
+            form = form.add_step(StepKind.CUMSUM, None, tuple(axes[label] for label in product.keys))
+        for factor in self.scales:
+            form = multiply_form(form, factor, axes)
+        return form, axes
 
 
 class GatedProduct(NamedTuple):
-    """The product of a tensor, in whatever layout a sum of keys times values has there, with queries."""
+    """The product of a tensor, in whatever layout a sum of keys times values has there, at a place, with queries."""
 
-    x: Tensor
-    q: Tensor
+    multiplied: LabelledProduct
+    place: int
     summed: GatedSum
 
-    def find_roles(
-        self, table: AxisTable, product: LabelledProduct, y: Tensor
-    ) -> tuple[ChainRoles, Trace, LabelledProduct] | None:
-        """Return the roles of queries, keys and values, with the product y, from the product that is summed."""
-        own, form = drop_expanded_axes(self.x.detach()), start_form(table, product)
-        dims = place_axes(table, form.dims, own)
-        if dims is None:
+    def find_roles(self, table: AxisTable, y: Tensor) -> tuple[ChainRoles, Trace] | None:
+        """Return the roles of queries, keys and values, with the product y; None if the axes are not known."""
+        product = self.summed.product
+        labels = label_dims(product.result, self.multiplied.operands[self.place])
+        if labels is None:
             return None
-        multiplied = label_entries(own, self.q)
-        _, q_dims, y_dims = multiplied.build_dims(table, {0: dims})
-        keys = list_axes(table, form.a_dims) - list_axes(table, form.dims)
-        roles = ChainRoles(self.q, form.a, form.b, q_dims, form.a_dims, form.b_dims, set(), keys, y_dims, is_causal=False)
-        return roles, Trace(weakref.ref(y), TraceKind.SCORES, True, 0, y.numel(), form=form), multiplied
+        form, axes = self.summed.build_form(table)
+        own = tuple(() if label is None else axes[label] for label in labels)
+        dims, q = self.multiplied.build_dims(table, {self.place: own}), self.multiplied.operands[1 - self.place]
+        dtype = torch.promote_types(q.dtype, form.a.dtype)  # the sum may have been converted to that of the queries
+        roles = ChainRoles(
+            q=q.to(dtype),
+            k=form.a.to(dtype),
+            v=form.b,
+            q_dims=dims[1 - self.place],
+            k_dims=form.a_dims,
+            v_dims=form.b_dims,
+            features=set(),
+            keys={axis for label in product.keys for axis in table.expand_axes(axes[label])},
+            dims=dims[2],
+            is_causal=product.is_running,
+        )
+        eps = max(read_eps(one.dtype) for one in (form.a, form.b, y))
+        return roles, Trace(weakref.ref(y), TraceKind.SCORES, True, 0, y.numel(), form=form, eps=eps)
 
 
 class GatedSums:
@@ -70,7 +103,7 @@ class GatedSums:
 
     def __init__(self) -> None:
         self.weighted = WeakTensorKeyDictionary()  # a softmax and values by their product, which nothing has used yet
-        self.held = WeakTensorKeyDictionary()  # the last softmax and values that were summed over tokens, by the sum
+        self.held = WeakIdKeyDictionary()  # what a sum needs that nothing else may hold, by the storage of the sum
         self.sums: weakref.WeakKeyDictionary[ModuleFrame, dict[int, GatedSum]] = weakref.WeakKeyDictionary()
 
     def clear(self) -> None:
@@ -91,113 +124,118 @@ class GatedSums:
             self.weighted.clear()
 
     def add_sum(self, frames: list[ModuleFrame], name: str, args: Any, kwargs: Any, y: Tensor) -> None:
-        """Add y if it is the sum over tokens of keys times values."""
-        if strip_affixes(name) not in SUMMED or not isinstance(args[0], Tensor) or args[0].is_nested:
+        """Add y if it is the sum, or the running sums, over tokens of keys times values."""
+        if strip_affixes(name) not in SUMMED or not isinstance(args[0], Tensor) or args[0] is y:
             return
-        frame, x = frames[-1], args[0]
-        held: tuple[Tensor, Tensor] | None = self.weighted.get(x) if len(self.weighted) else None
+        held: tuple[Tensor, ...] = self.weighted.get(args[0], ()) if len(self.weighted) else ()
         self.weighted.clear()
-        factors = find_factors(frame, x)
-        summed = None if factors is None else label_sum(label_entries(x, x), name, args, kwargs)
-        if factors is None or summed is None or not summed.sums_several() or not sums_tokens(frames, factors, summed):
+        product = find_sum(frames, name, args, kwargs)
+        if product is not None:
+            if held:
+                self.held.clear()
+            self.put(frames[-1], GatedSum(name, weakref.ref(y), weakref.ref(args[0]), product), y, held)
+
+    def add_einsum(self, frames: list[ModuleFrame], args: Any, y: Tensor) -> None:
+        """Add y if it is an einsum that multiplies keys with values, entry by entry, and sums over tokens."""
+        product = find_einsum(frames, args)
+        if product is not None:
+            self.put(frames[-1], GatedSum("einsum", weakref.ref(y), product.operands[1].tensor, product), y, args[1:])
+
+    def put(self, frame: ModuleFrame, summed: GatedSum, y: Tensor, held: tuple[Tensor, ...]) -> None:
+        """Store the sum y, and hold what it needs as long as a view of it."""
+        storage = find_storage(y)
+        if held and storage is not None:
+            self.held[storage] = held
+        self.sums.setdefault(frame, {})[id(summed.tensor)] = summed
+
+    def add_scaled(self, frame: ModuleFrame, name: str, args: Any, kwargs: Any, y: Tensor) -> None:
+        """Add y if it is such a sum divided by a number or a tensor, or multiplied by what is of no token."""
+        core = strip_affixes(name)
+        use = USES.get(core)
+        is_reversed = use is Use.DIVIDE and name.startswith("__r")
+        if use in (None, Use.HIDE) or is_reversed or len(args) != 2 or kwargs or any(x is y for x in args):
             return
-        if held is None and any(find_projection(frames, one) is None for one in factors):
-            return  # a mask
-        if held is not None:
-            self.held.clear()
-            self.held[y] = held
-        own = weakref.ref(y)
-        self.sums.setdefault(frame, {})[id(own)] = GatedSum(own, factors, summed.labels[0], summed.result, summed.factor)
+        for x, by in (args,) if use is Use.DIVIDE else (args, args[::-1]):
+            summed = self.find_sum(frame, x) if isinstance(x, Tensor) and x.numel() == y.numel() else None
+            if summed is None:
+                continue
+            product, storage = summed.product, find_storage(x)
+            held: tuple[Tensor, ...] = () if storage is None else self.held.get(storage, ())
+            labels = label_dims(product.result, y)
+            if isinstance(by, Tensor):
+                is_gate = use is Use.MULTIPLY and frame.find_contents(weakref.ref(by)) == TOKEN
+                if is_gate or labels is None:
+                    continue
+                own = labels[y.dim() - by.dim() :]
+                own = [label if size > 1 else None for label, size in zip(own, by.shape, strict=True)]
+                summed = summed._replace(scales=(*summed.scales, Factor(weakref.ref(by), by.numel(), use, own)))
+                held = (*held, by)
+            elif isinstance(by, int | float) and (by or use is Use.MULTIPLY):
+                factor = product.factor / by if use is Use.DIVIDE else product.factor * by
+                summed = summed._replace(product=product._replace(factor=factor))
+            else:
+                continue
+            self.put(frame, summed._replace(name=name, tensor=weakref.ref(y)), y, held)
+            return
 
     def find_product(self, frames: list[ModuleFrame], name: str, args: Any, y: Tensor) -> GatedProduct | None:
         """Return the product y of queries with a sum of keys times values; None if it is none."""
-        if strip_affixes(name) not in PRODUCTS or len(args) != 2 or not all(isinstance(x, Tensor) for x in args):
+        is_einsum = name == "einsum" and isinstance(args[0], str)
+        operands = args[1:] if is_einsum else args
+        if not is_einsum and strip_affixes(name) not in PRODUCTS:
             return None
-        for x, q in (args, args[::-1]):
-            summed = self.find_sum(frames[-1], x)
-            if summed is None or q.numel() < y.numel() or drop_expanded_axes(x.detach()).numel() == y.numel():
+        if len(operands) != 2 or not all(isinstance(x, Tensor) for x in operands):
+            return None
+        for place, x in enumerate(operands):
+            summed, q = self.find_sum(frames[-1], x), operands[1 - place]
+            if summed is None or q.numel() < y.numel():
                 continue
-            if any(one() is q for one in summed.operands) or find_projection(frames, q) is None:
+            own = drop_expanded_axes(x.detach())
+            if not summed.product.is_running and own.numel() == y.numel():
                 continue
-            return GatedProduct(x, q, summed)
+            if any(one() is q for one in (*(factor.tensor for factor in summed.product.operands), summed.summand)):
+                continue
+            pair = (own, q) if place == 0 else (q, own)
+            multiplied = label_einsum(args[0], *pair) if is_einsum else label_entries(*pair)
+            if multiplied is None or multiplied.sums_several() or find_projection(frames, q) is None:
+                continue
+            return GatedProduct(multiplied, place, summed)
         return None
 
     def find_sum(self, frame: ModuleFrame, x: Tensor) -> GatedSum | None:
-        """Return the sum that a tensor is, in another layout or not; None if it was written into."""
-        sums, maker = self.sums.get(frame), skip_layouts(frame, weakref.ref(x))
-        if maker is not None and maker.name == "__getitem__" and maker.sizes[0] == x.numel():
-            maker = skip_layouts(frame, maker.given[0])
-        if sums is None or maker is None or maker.child is not None or strip_affixes(maker.name) not in SUMMED:
+        """Return the sum that a tensor is, in another layout or dtype or not; None if it was written into."""
+        sums = self.sums.get(frame)
+        maker = None if sums is None else find_computation(frame, weakref.ref(x), x.numel())
+        if sums is None or maker is None or maker.child is not None or not maker.results:
             return None
-        return sums.get(id(maker.results[0])) if maker.results else None
+        found = sums.get(id(maker.results[0]))
+        return found if found is not None and found.name == maker.name else None
 
 
-def find_factors(frame: ModuleFrame, x: Tensor) -> tuple[TensorRef, TensorRef] | None:
-    """Return the two other tensors of its shape, freed or not, whose product by entries a tensor is; None if it is none."""
-    makers = frame.find_makers(weakref.ref(x))
-    if len(makers) != 1 or strip_affixes(makers[0].name) not in PRODUCTS or makers[0].sizes != [x.numel()] * 2:
+def find_storage(x: Tensor) -> Any:
+    """Return the storage of a tensor; None if it has none, as those of torch.func."""
+    try:
+        return x.untyped_storage()
+    except (RuntimeError, NotImplementedError):
         return None
-    a, b = makers[0].given
-    has_shape = all(tensor is None or tensor.shape == x.shape for tensor in (a(), b()))
-    return (a, b) if a is not b and has_shape else None
 
 
-def sums_tokens(frames: list[ModuleFrame], factors: tuple[TensorRef, TensorRef], summed: LabelledProduct) -> bool:
-    """Return whether the tokens of a module's input are what a sum of the product of two tensors of tokens sums over."""
-    if any(frames[-1].find_contents(one) != TOKEN for one in factors):
-        return False
-    found = [sums_tokens_of_layer(frames, one, summed) for one in factors]
-    return any(found) and False not in found
+def multiply_form(form: ScoreForm, factor: Factor, axes: dict[Hashable, Axes]) -> ScoreForm:
+    """Return a form multiplied or divided by a factor, with the axes of labels."""
+    by, labels = factor.read()
+    if factor.use is Use.DIVIDE:
+        by = by.to(torch.promote_types(by.dtype, score_dtype(form.a.dtype))).reciprocal()
+    return form.add_step(StepKind.MULTIPLY, by, tuple(axes[label] for label in labels))
 
 
-def sums_tokens_of_layer(frames: list[ModuleFrame], x: TensorRef, summed: LabelledProduct) -> bool | None:
-    """Return whether a sum is over the tokens of what a layer has made, of which x is a factor; None if no layer is known.
+def label_dims(sizes: dict[Hashable, int], x: Tensor) -> Labels | None:
+    """Return the label of each dimension of x with several entries, in the order of their sizes or of memory, and else None.
 
-    Batch, tokens and features lie in memory as the layer wrote them, in whatever order x has them. A freed factor has the
-    layout of the product.
+    None if x has other sizes.
     """
-    projection, tensor = find_projection(frames, x), x()
-    is_last = None if projection is None else has_features_last(projection)
-    tensor = summed.operands[0] if tensor is None else tensor
-    own = [*zip(summed.labels[0], tensor.stride(), tensor.shape, strict=True)]
-    gone = {stride: size for label, stride, size in own if label not in summed.result and size > 1}
-    kept = {stride: size for label, stride, size in own if label in summed.result and size > 1}
-    if is_last is None or not kept:
-        return None
-    before = math.prod(size for stride, size in kept.items() if stride > max(gone))
-    after = math.prod(size for stride, size in kept.items() if stride < min(gone))
-    if before * after != math.prod(kept.values()):
-        return False
-    inputs = [one for frame in frames for one in frame.input_tensors if not one.is_nested]
-    return any(has_axes(list_spatial_sizes(one), is_last, before, math.prod(gone.values()), after) for one in inputs)
-
-
-def list_spatial_sizes(x: Tensor) -> list[tuple[int, list[int]]]:
-    """Return the sizes of batch and of axes of tokens that an input (b, ..., c), (b, c, ...) or ids (b, t) may have."""
-    if x.dim() == 2 and not x.is_floating_point():
-        return [(x.shape[0], [x.shape[1]])]
-    return [(x.shape[0], [*x.shape[1:-1]]), (x.shape[0], [*x.shape[2:]])] if x.dim() > 2 else []
-
-
-def has_axes(inputs: list[tuple[int, list[int]]], is_last: bool, before: int, entries: int, after: int) -> bool:
-    """Return whether an axis of tokens, or all of them, has a number of entries, with as many others before and after them.
-
-    Features are kept, behind the tokens if they are last.
-    """
-    for batch, sizes in inputs:
-        for start, end in {(0, len(sizes)), *((n, n + 1) for n in range(len(sizes)))}:
-            outer, inner = batch * math.prod(sizes[:start]), math.prod(sizes[end:])
-            fits = before == outer and after > inner if is_last else before > outer and not before % outer and after == inner
-            if fits and entries == math.prod(sizes[start:end]):
-                return True
-    return False
-
-
-def place_axes(table: AxisTable, dims: Dims, x: Tensor) -> Dims | None:
-    """Return the axes of a tensor that has those of `dims` in their order and else dimensions of size 1; None if it has not."""
-    axes = iter([one for one in dims if one])
-    placed = tuple(next(axes, None) if size > 1 else () for size in x.shape)
-    found = [one for one in placed if one is not None]
-    sizes = [math.prod(table.get_sizes(table.expand_axes(one))) for one in found]
-    is_same = len(found) == len(placed) and next(axes, None) is None and sizes == [*x.shape]
-    return tuple(found) if is_same else None
+    several = [n for n, size in enumerate(x.shape) if size > 1]
+    for order in (several, sorted(several, key=x.stride, reverse=True)):
+        if [x.shape[n] for n in order] == [*sizes.values()]:
+            places = dict(zip(order, sizes, strict=True))
+            return [places.get(n) for n in range(x.dim())]
+    return None

@@ -14,7 +14,7 @@ from regard.observe.interception.handwritten.divided_exponentials import find_ex
 from regard.observe.interception.handwritten.edge_call import is_edge_softmax
 from regard.observe.interception.handwritten.edge_softmax import EdgeExponentials, is_one_hot, skip_layouts
 from regard.observe.interception.handwritten.entry_products import EntryProducts
-from regard.observe.interception.handwritten.gated_sums import FREED, GatedSums
+from regard.observe.interception.handwritten.gated_sums import MOVED, GatedSums
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
 from regard.observe.interception.handwritten.head_mixing import is_head_mixing, mix_heads
 from regard.observe.interception.handwritten.labelled_product import (
@@ -194,20 +194,23 @@ class ProductTracker(WeightTracker):
                 return not is_running
         return False
 
-    def follow_gated_sum(self, frames: list[ModuleFrame], name: str, args: Any, y: Tensor) -> bool:
-        """Follow y as linear attention if it is queries times a sum over tokens of keys times values; return whether it is."""
-        found = self.gated_sums.find_product(frames, name, args, y) if len(self.gated_sums.sums) else None
+    def follow_gated_sum(self, frames: list[ModuleFrame], name: str, args: Any, kwargs: Any, y: Tensor) -> bool:
+        """Follow y as linear attention if it is queries times a sum over tokens of keys times values; return whether it is.
+
+        It may be such a sum that is scaled, too.
+        """
+        if not len(self.gated_sums.sums):
+            return False
+        found = self.gated_sums.find_product(frames, name, args, y)
         if found is None:
+            self.gated_sums.add_scaled(frames[-1], name, args, kwargs, y)
             return False
-        summed = found.summed.read()
-        if summed is None:
-            self.linear.miss_call(frames, name, FREED, y)
-            return True
-        parts = found.find_roles(self.table, summed, y)
+        reason = found.summed.explain_unread()
+        parts = None if reason else found.find_roles(self.table, y)
         if parts is None:
-            return False
-        roles, trace, product = parts
-        return self.linear.start_call_of_scores(frames, self.table, name, product, [], roles, trace, y)
+            self.linear.miss_call(frames, name, reason or MOVED, y)
+            return True
+        return self.linear.start_call_of_scores(frames, self.table, name, found.multiplied, [], *parts, y)
 
     def follow_edges(
         self, frame: ModuleFrame, name: str, args: Any, kwargs: Any, tensors: list[Tensor]
