@@ -160,6 +160,9 @@ class Causal(Projections):
         k = k.exp()
         return q * torch.cumsum(k * v, dim=1) / torch.cumsum(k, dim=1)
 
+    def divide_temporaries(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return q * torch.cumsum(torch.exp(k) * v, dim=1) / torch.cumsum(torch.exp(k), dim=1)
+
     def divide_before(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k = torch.exp(k - k.amax(1, keepdim=True))
         return q * ((k * v).cumsum(1) / (k.cumsum(1) + 1e-3))
@@ -180,13 +183,14 @@ class Causal(Projections):
         q, k, _ = self.project(x)
         if self.style == "divide_by_decays":
             q, k = q * (-self.weigh(x).sigmoid()).cumsum(1).exp(), k * self.weigh(x).sigmoid().cumsum(1).exp()
-        if self.style in ("divide_before", "divide_after"):
-            k = k.exp() if self.style == "divide_after" else (k - k.amax(1, keepdim=True)).exp()
+        is_divided = self.style in ("divide_before", "divide_after", "divide_temporaries")
+        if is_divided:
+            k = (k - k.amax(1, keepdim=True)).exp() if self.style == "divide_before" else k.exp()
         k = k * self.mask.unsqueeze(-1) if self.style == "mask_keys" else k
         weights = torch.einsum("bic,bjc->bcij", q, k).tril()
         if self.style == "divide_by_count":
             return weights / torch.arange(1, T + 1).unsqueeze(-1)
-        if self.style not in ("divide_before", "divide_after"):
+        if not is_divided:
             return weights
         sums = k.mT.unsqueeze(-2).expand_as(weights).tril().sum(-1, keepdim=True)
         return weights / (sums + 1e-3 * (self.style == "divide_before"))
@@ -194,6 +198,7 @@ class Causal(Projections):
 
 RUNNING = [
     *("sum_up", "sum_up_tokens_first", "divide_after", "divide_before", "divide_by_count", "mask_keys", "divide_by_decays"),
+    "divide_temporaries",
 ]
 
 
@@ -232,6 +237,27 @@ def test_products_of_pixels_may_be_flattened():
         recording, _ = record_and_compare(nn.Sequential(part), lambda model: model(x))
         q, k, _ = (y.flatten(2) for y in part.project(x).chunk(3, 1))
     expected = torch.einsum("bci,bcj->bcij", q, k) / 12
+    torch.testing.assert_close(recording.map(0, kind="implicit").dense(), expected, rtol=0, atol=EQUAL)
+
+
+class OfHeads(nn.Module):
+    """Channels that a layer splits into heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads, self.project = 3, nn.Linear(C, 3 * 3 * D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.project(x).view(B, T, 3, self.num_heads, D).permute(2, 0, 3, 1, 4)
+        return q * torch.einsum("bhtd,bhtd->bhd", k, v).unsqueeze(2)
+
+
+def test_channels_of_all_heads_are_heads():
+    part, x = OfHeads(), torch.randn(B, T, C)
+    with torch.no_grad():
+        recording, _ = record_and_compare(nn.Sequential(part), lambda model: model(x))
+        q, k, _ = part.project(x).chunk(3, -1)
+    expected = torch.einsum("bic,bjc->bcij", q, k)
     torch.testing.assert_close(recording.map(0, kind="implicit").dense(), expected, rtol=0, atol=EQUAL)
 
 

@@ -236,6 +236,13 @@ def is_causal_table(table: AxisTable, step: ScoreStep, queries: Axes, keys: Axes
     return step.kind is StepKind.MULTIPLY and torch.equal(visible, torch.ones_like(visible).tril())
 
 
+def split_channels(table: AxisTable, dims: Dims, queries: Axes) -> tuple[Axes, Axes]:
+    """Return the axes of batch and of heads where each channel is one: the batch is the first dimension beside the queries."""
+    rows = [axes for axes in table.expand_dims(dims) if not set(axes) & set(queries)]
+    batch = rows.pop(0) if len(rows) > 1 else ()
+    return batch, tuple(axis for axes in rows for axis in axes)
+
+
 def read_call(
     table: AxisTable, roles: ChainRoles, trace: Trace, product: LabelledProduct, y: Tensor, kernel: str
 ) -> tuple[LinearCall, Tensor]:
@@ -254,7 +261,10 @@ def read_call(
     width = select_axes(table, dims, of_values - batch)
     features, keys = (select_axes(table, roles.k_dims, one) for one in (roles.features, roles.keys))
     rows = [select_axes(table, (axes,), batch) for axes in dims]
-    first = split_heads(table, [axes for axes in rows if axes], count_tokens(table, queries, keys), find_head_counts())
+    if features or width:
+        first = split_heads(table, [axes for axes in rows if axes], count_tokens(table, queries, keys), find_head_counts())
+    else:
+        first = split_channels(table, dims, queries)
     groups = (*first, queries, width)
     outputs = table.arrange(y.detach(), dims, groups).clone()  # y may be written into, as by a residual connection
     q = table.arrange(roles.q, roles.q_dims, (*first, queries, features))

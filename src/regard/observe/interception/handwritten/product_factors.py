@@ -4,6 +4,7 @@ from collections.abc import Hashable, Sequence
 from enum import Enum, auto
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from regard.observe.interception.function_roles import strip_affixes
@@ -14,6 +15,7 @@ from regard.observe.interception.provenance import ModuleFrame, Operation
 
 MOVES = VIEWS | PERMUTES | COPIES | {"expand", "expand_as", "broadcast_to"}
 IN_ORDER = VIEWS | COPIES | {"getitem"}  # keep the order of entries
+FUNCTIONS = {"exp", "sigmoid", "relu"}  # of one tensor alone, that are computed again where their results were freed
 UNCHANGED = (nn.Dropout, nn.Identity)  # return their input itself, in evaluation
 
 
@@ -38,6 +40,7 @@ class Factor(NamedTuple):
     size: int
     use: Use = Use.MULTIPLY
     labels: Labels | None = None
+    function: str = ""  # of torch, whose result for the tensor is the factor
 
     def read(self) -> tuple[Tensor, Labels]:
         """Return what a product is multiplied or divided by, with one dimension for each label. It must not have been freed."""
@@ -48,6 +51,7 @@ class Factor(NamedTuple):
         for label, size in zip(self.labels, tensor.shape, strict=True):
             sizes |= {} if label is None else {label: sizes.get(label, 1) * size}
         x = tensor.detach().reshape([*sizes.values()])
+        x = getattr(torch, self.function)(x) if self.function else x
         return ~x.bool() if self.use is Use.HIDE else x, [*sizes]
 
 
@@ -94,19 +98,22 @@ def moves_entries(maker: Operation, size: int) -> bool:
     return maker.child is None and bool(maker.given) and (maker.name in MOVES or core in MOVES)
 
 
-def find_alive(frame: ModuleFrame, factor: Factor) -> TensorRef:
-    """Return a factor, or the tensor with its numbers in their order that it was made from where it was freed."""
-    x = factor.tensor
+def restore_factor(frame: ModuleFrame, factor: Factor) -> Factor:
+    """Return a factor; where it was freed, that of the tensor that it was made from, with its function if it has one."""
+    x, function = factor.tensor, ""
     for _ in range(MAX_STEPS):
         if x() is not None:
-            return x
+            return factor._replace(tensor=x, function=function)
         makers = frame.find_makers(x)
-        if len(makers) != 1 or not moves_entries(makers[0], factor.size) or makers[0].sizes[0] != factor.size:
+        core = strip_affixes(makers[0].name) if len(makers) == 1 and makers[0].child is None else ""
+        if not core or makers[0].sizes[:1] != [factor.size]:
             break
-        if strip_affixes(makers[0].name) not in IN_ORDER:
+        if core in FUNCTIONS and not function:
+            function = core
+        elif not (core in IN_ORDER and moves_entries(makers[0], factor.size)):
             break
         x = makers[0].given[0]
-    return factor.tensor
+    return factor
 
 
 def label_factor(factor: Factor, x: Tensor) -> Labels | None:

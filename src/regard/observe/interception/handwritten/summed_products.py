@@ -21,9 +21,9 @@ from regard.observe.interception.handwritten.product_factors import (
     Factor,
     Use,
     expand_product,
-    find_alive,
     find_computation,
     label_factor,
+    restore_factor,
 )
 from regard.observe.interception.handwritten.summed_axes import sums_tokens
 from regard.observe.interception.provenance import TOKEN, ModuleFrame
@@ -53,8 +53,8 @@ def find_sum(frames: list[ModuleFrame], name: str, args: Any, kwargs: Any) -> Su
     summed = None if found is None else label_sum(label_entries(x, x), "sum" if is_running else name, args[:2], kwargs)
     if found is None or summed is None:
         return None
-    alive = [one._replace(tensor=find_alive(frames[-1], one)) for one in factors]
-    factors = [one._replace(labels=label_factor(one, x)) for one in alive]
+    restored = (restore_factor(frames[-1], one) for one in factors)
+    factors = [one._replace(labels=label_factor(one, x)) for one in restored]
     several = [n for n, size in enumerate(x.shape) if size > 1]
     result: dict[Hashable, int] = {n: x.shape[n] for n in several if is_running or n in summed.result}
     keys: Labels = [n for n in several if n not in summed.result]
@@ -108,7 +108,7 @@ def list_factors(frames: list[ModuleFrame], x: Tensor) -> tuple[list[Factor], bo
         for place, one in enumerate(factors):
             parts, multiplies = expand_product(frames[-1], one) if one.use is Use.MULTIPLY else ([], False)
             others = factors[:place] + factors[place + 1 :]
-            if parts and (find_alive(frames[-1], one)() is None or multiplies_keys(frames, parts, others)):
+            if parts and (restore_factor(frames[-1], one).tensor() is None or multiplies_keys(frames, parts, others)):
                 factors, has_number = [*factors[:place], *parts, *factors[place + 1 :]], has_number or multiplies
                 break
         else:
