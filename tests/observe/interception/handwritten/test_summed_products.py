@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from observe.recording_checks import EQUAL, record_and_compare
@@ -346,6 +347,17 @@ class Statistics(Projections):
     def multiply_by_correlation(self, q: Tensor, k: Tensor, v: Tensor, w: Tensor, mask: Tensor) -> Tensor:
         k, v = k - k.mean(1, keepdim=True), v - v.mean(1, keepdim=True)
         return q * (torch.einsum("btc,btc->bc", k, v) / (k.square().sum(1) * v.square().sum(1)).sqrt()).unsqueeze(1)
+
+    def multiply_by_standardized(self, q: Tensor, k: Tensor, v: Tensor, w: Tensor, mask: Tensor) -> Tensor:
+        k, v = ((one - one.mean(1, keepdim=True)) / one.std(1, keepdim=True) for one in (k, v))
+        return q * (k * v).mean(1, keepdim=True)
+
+    def multiply_by_pooled_units(self, q: Tensor, k: Tensor, v: Tensor, w: Tensor, mask: Tensor) -> Tensor:
+        units = F.silu(k) * v
+        return q * units.mean(1, keepdim=True)
+
+    def sum_up_units(self, q: Tensor, k: Tensor, v: Tensor, w: Tensor, mask: Tensor) -> Tensor:
+        return q * torch.cumsum(k.sigmoid() * v, 1)
 
     def multiply_by_masked_mean(self, q: Tensor, k: Tensor, v: Tensor, w: Tensor, mask: Tensor) -> Tensor:
         return q * ((k * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1))

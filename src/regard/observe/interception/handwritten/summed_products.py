@@ -18,6 +18,7 @@ from regard.observe.interception.handwritten.labelled_product import (
     label_terms,
 )
 from regard.observe.interception.handwritten.product_factors import (
+    USES,
     Factor,
     Use,
     expand_product,
@@ -29,6 +30,7 @@ from regard.observe.interception.handwritten.summed_axes import sums_tokens
 from regard.observe.interception.provenance import TOKEN, ModuleFrame
 
 SUMMED = ("sum", "mean", "cumsum")
+UNITS = {"sigmoid", "silu", "gelu", "tanh"}  # which gate the values of gated linear units
 
 
 class SummedProduct(NamedTuple):
@@ -157,9 +159,21 @@ def is_softmax(frame: ModuleFrame, factor: Factor) -> bool:
     return maker is not None and infer_role(maker.name) is Role.SOFTMAX
 
 
-def is_centered(frame: ModuleFrame, factor: Factor) -> bool:
-    """Return whether a tensor is another one minus a mean of it."""
+def is_gate(frame: ModuleFrame, factor: Factor) -> bool:
+    """Return whether a factor is that of a gated linear unit, which no keys or values are."""
     maker = find_computation(frame, factor.tensor, factor.size)
+    return factor.function in UNITS or (maker is not None and strip_affixes(maker.name) in UNITS)
+
+
+def is_centered(frame: ModuleFrame, factor: Factor) -> bool:
+    """Return whether a tensor is another one minus a mean of it, scaled or not."""
+    maker = find_computation(frame, factor.tensor, factor.size)
+    while (
+        maker is not None
+        and strip_affixes(maker.name) in USES
+        and maker.sizes[0] == factor.size > max(maker.sizes[1:], default=0)
+    ):
+        maker = find_computation(frame, maker.given[0], factor.size)
     if maker is None or strip_affixes(maker.name) not in ("sub", "subtract") or len(maker.given) != 2:
         return False
     mean = find_computation(frame, maker.given[1], maker.sizes[1])
@@ -179,7 +193,7 @@ def find_number(product: SummedProduct, x: Tensor) -> float:
 
 
 def sums_tokens_alone(frames: list[ModuleFrame], product: SummedProduct, x: Tensor) -> bool:
-    """Return whether a sum of products x is over the tokens of a module's input, and no covariance."""
+    """Return whether a sum of products x is over the tokens of a module's input, and no covariance or mean of gated units."""
     if not product.keys or any(frames[-1].find_contents(one.tensor) != TOKEN for one in product.operands):
         return False
     found = []
@@ -187,4 +201,6 @@ def sums_tokens_alone(frames: list[ModuleFrame], product: SummedProduct, x: Tens
         tensor = one.tensor()
         layout, labels = (x, [*range(x.dim())]) if tensor is None or one.labels is None else (tensor, one.labels)
         found.append(sums_tokens(frames, one.tensor, layout, labels, product.keys, product.is_running))
-    return any(found) and False not in found and not all(is_centered(frames[-1], one) for one in product.operands)
+    if False in found or not any(found) or any(is_gate(frames[-1], one) for one in product.operands):
+        return False
+    return not all(is_centered(frames[-1], one) for one in product.operands)
