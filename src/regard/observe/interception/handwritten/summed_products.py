@@ -181,7 +181,7 @@ def is_centered(frame: ModuleFrame, factor: Factor) -> bool:
 
 
 def find_number(product: SummedProduct, x: Tensor) -> float:
-    """Return the number that multiplied a product of tensors to x, from its largest entry; 1 if one was freed."""
+    """Return the number that multiplied a product of tensors to x, from its largest entry; 1 if one was freed, or all are 0."""
     found = x.new_ones(x.shape, dtype=torch.float64)
     for one in (*product.operands, *product.others):
         if one.tensor() is None or one.labels is None:
@@ -189,7 +189,8 @@ def find_number(product: SummedProduct, x: Tensor) -> float:
         by = align_labels(*one.read(), [*range(x.dim())]).double()
         found = found / by if one.use is Use.DIVIDE else found * by
     place = found.abs().nan_to_num().argmax()
-    return float(x.detach().flatten()[place].double() / found.flatten()[place])
+    largest = float(found.flatten()[place])
+    return float(x.detach().flatten()[place]) / largest if math.isfinite(largest) and largest else 1.0
 
 
 def sums_tokens_alone(frames: list[ModuleFrame], product: SummedProduct, x: Tensor) -> bool:
