@@ -68,6 +68,10 @@ class OfAllTokens(Projections):
         k = (k / k.norm(dim=-1, keepdim=True)).masked_fill(~mask.unsqueeze(-1), 0)
         return q * (k * v).sum(1, keepdim=True)
 
+    def choose_keys(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, w: Tensor) -> Tensor:
+        k = torch.where(mask[..., None], k, 0.0)
+        return q * (k * v).sum(1, keepdim=True)
+
     def weigh_product(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, w: Tensor) -> Tensor:
         w = w.sigmoid()
         return q * (k * v * w).sum(1, keepdim=True)
@@ -94,6 +98,7 @@ class OfAllTokens(Projections):
             "use_einsum_with_mask": mask,
             "multiply_mask_first": mask,
             "multiply_mask_last": mask,
+            "choose_keys": mask,
             "mask_product": (1 - mask) / T,
             "weigh_product": self.weigh(x).sigmoid(),
             "halve_product": ones / 2,

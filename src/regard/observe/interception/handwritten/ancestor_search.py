@@ -355,7 +355,7 @@ def find_projection(frames: list[ModuleFrame], x: TensorOrRef) -> Projection | N
 def keeps_order(name: str) -> bool:
     """Return whether the results of a function have the order in memory of its largest argument: no copy to another one."""
     is_by_entry = infer_role(name) in (Role.NONLINEAR, Role.POWER, Role.ADD, Role.MULTIPLY)
-    return is_by_entry or strip_affixes(name) in VIEWED | CONVERSIONS | {"masked_fill"}
+    return is_by_entry or strip_affixes(name) in VIEWED | CONVERSIONS | {"masked_fill", "where"}
 
 
 def has_features_last(projection: Projection) -> bool | None:
