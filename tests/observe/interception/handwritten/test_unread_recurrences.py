@@ -8,7 +8,7 @@ from torch import Tensor, nn
 import regard
 from observe.recording_checks import record_and_compare
 from regard.observe.interception import function_mode
-from regard.observe.interception.handwritten.unread_recurrences import LOOP, SCAN
+from regard.observe.interception.handwritten.unread_recurrences import LOOP, ROUNDS, SCAN
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 B, T, C, D = 2, 11, 5, 3
@@ -88,6 +88,31 @@ class Loops(Tokens):
             outputs.append((r[:, i, None] @ state).squeeze(1))
         return torch.stack(outputs, 1)
 
+    def mix_inside(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """With layers that the loop calls for each token."""
+        h, outputs = torch.zeros(B, D), []
+        for i in range(T):
+            z, new = self.inner(k[:, i]).chunk(2, -1)
+            h = h * z.sigmoid() + new
+            outputs.append(h)
+        return torch.stack(outputs, 1)
+
+    def gate_by_numbers(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """With one gate for each token, (b, t, 1)."""
+        h, outputs, gates = torch.zeros(B, D), [], w[..., :1].sigmoid()
+        for i in range(T):
+            h = gates[:, i] * h + (1 - gates[:, i]) * k[:, i]
+            outputs.append(h)
+        return torch.stack(outputs, 1)
+
+    def decay_by_numbers(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """With one decay for each token, (b, t)."""
+        h, outputs, decays = torch.zeros(B, D), [], torch.exp(-F.softplus(w.mean(-1)))
+        for decay, new in zip(decays.unbind(1), k.unbind(1), strict=True):
+            h = decay.unsqueeze(-1) * h + new
+            outputs.append(h)
+        return torch.stack(outputs, 1)
+
 
 class Scans(Tokens):
     """All states at once."""
@@ -107,15 +132,99 @@ class Scans(Tokens):
         return r * ((k / decays).cumsum(1) * decays)
 
 
-LOOPS = ["sum_exponentials", "gate", "interpolate", "correct", "gate_in_place", "choose"]
+class Rounds(Tokens):
+    """States that are joined in pairs, in as many rounds as the logarithm of the number of tokens."""
+
+    def double_steps(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """States of twice as many tokens in each round (Hillis and Steele 1986)."""
+        a, h, step = w.sigmoid(), k * v, 1
+        while step < T:
+            h = torch.cat([h[:, :step], h[:, step:] + a[:, step:] * h[:, :-step]], 1)
+            a = torch.cat([a[:, :step], a[:, step:] * a[:, :-step]], 1)
+            step *= 2
+        return r * h
+
+    def double_in_place(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        a, h = torch.exp(-w * w), k.clone()
+        for n in range(4):
+            h[:, 2**n :] += a[:, 2**n :] * h[:, : -(2**n)]
+            a[:, 2**n :] = a[:, 2**n :] * a[:, : -(2**n)]
+        return h
+
+    def shift(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """With states before the first token that are 0."""
+        a, h = w.sigmoid(), k
+        for n in range(4):
+            before, decays = F.pad(h, (0, 0, 2**n, 0))[:, :T], F.pad(a, (0, 0, 2**n, 0), value=1.0)[:, :T]
+            h, a = torch.addcmul(h, a, before), a * decays
+        return h
+
+    def join_odd_and_even(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """As jax.lax.associative_scan."""
+
+        def join(a: Tensor, h: Tensor, b: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+            return a * b, b * h + g
+
+        def interleave(one: Tensor, other: Tensor) -> Tensor:
+            both = torch.stack([one, F.pad(other, (0, 0, 0, one.shape[1] - other.shape[1]))], 2)
+            return both.flatten(1, 2)[:, : one.shape[1] + other.shape[1]]
+
+        def scan(a: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+            n = a.shape[1]
+            if n < 2:
+                return a, h
+            odd_a, odd_h = scan(*join(a[:, : n - 1 : 2], h[:, : n - 1 : 2], a[:, 1::2], h[:, 1::2]))
+            m = (n - 1) // 2
+            even_a, even_h = join(odd_a[:, :m], odd_h[:, :m], a[:, 2::2], h[:, 2::2])
+            even_a, even_h = torch.cat([a[:, :1], even_a], 1), torch.cat([h[:, :1], even_h], 1)
+            return interleave(even_a, odd_a), interleave(even_h, odd_h)
+
+        return r * scan(w.sigmoid(), k * v)[1]
+
+    def sweep_up_and_down(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """In place, as mamba.py's parallel scan."""
+        a, h = F.pad(w.sigmoid(), (0, 0, 0, 5)), F.pad(k * v, (0, 0, 0, 5))
+        for n in (1, 2, 4, 8):
+            h[:, 2 * n - 1 :: 2 * n].add_(a[:, 2 * n - 1 :: 2 * n].mul(h[:, n - 1 :: 2 * n]))
+            a[:, 2 * n - 1 :: 2 * n].mul_(a[:, n - 1 :: 2 * n])
+        for n in (4, 2, 1):
+            h[:, 3 * n - 1 :: 2 * n].add_(a[:, 3 * n - 1 :: 2 * n].mul(h[:, 2 * n - 1 : -1 : 2 * n]))
+            a[:, 3 * n - 1 :: 2 * n].mul_(a[:, 2 * n - 1 : -1 : 2 * n])
+        return h[:, :T]
+
+
+LOOPS = ["sum_exponentials", "gate", "interpolate", "correct", "gate_in_place", "choose", "mix_inside"]
+LOOPS += ["gate_by_numbers", "decay_by_numbers"]
 SCANS = ["sum_logarithms", "divide_by_decays", "divide_by_products"]
+ROUNDS_OF = ["double_steps", "double_in_place", "shift", "join_odd_and_even", "sweep_up_and_down"]
+REASONS = {Loops: LOOP, Scans: SCAN, Rounds: ROUNDS}
 
 
-@pytest.mark.parametrize(("kind", "style"), [*((Loops, one) for one in LOOPS), *((Scans, one) for one in SCANS)])
+def run_by_definition(a: Tensor, x: Tensor) -> Tensor:
+    """The states h_i = a_i h_(i - 1) + x_i, in a loop."""
+    states = [x[:, 0]]
+    for i in range(1, T):
+        states.append(a[:, i] * states[-1] + x[:, i])
+    return torch.stack(states, 1)
+
+
+@pytest.mark.parametrize("style", ROUNDS_OF)
+def test_the_rounds_of_these_tests_are_recurrences_over_tokens(style):
+    r, w, k, v = torch.randn(4, B, T, D)
+    decays = torch.exp(-w * w) if style == "double_in_place" else w.sigmoid()
+    states = run_by_definition(decays, k if style in ("double_in_place", "shift") else k * v)
+    expected = r * states if style in ("double_steps", "join_odd_and_even") else states
+    torch.testing.assert_close(getattr(Rounds(style), style)(r, w, k, v), expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "style"),
+    [*((Loops, one) for one in LOOPS), *((Scans, one) for one in SCANS), *((Rounds, one) for one in ROUNDS_OF)],
+)
 def test_a_recurrence_that_is_not_read_is_missed_by_its_reason(kind, style):
     recording, _ = record_and_compare(nn.Sequential(kind(style)), lambda model: model(torch.randn(B, T, C)), missing=True)
     assert not recording.calls
-    assert [(one.module, one.reason) for one in recording.missed] == [("0", LOOP if kind is Loops else SCAN)]
+    assert [(one.module, one.reason) for one in recording.missed] == [("0", REASONS[kind])]
 
 
 class Others(Tokens):
@@ -268,6 +377,121 @@ class Others(Tokens):
         parts = w.sigmoid() * (1 - w.sigmoid()).cumprod(1)
         return (parts.cumsum(1) * parts).sum(1) * k.exp().sum(1)
 
+    def estimate_returns(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Sums of several rewards until an episode ends."""
+        ends, y, outputs = (w[..., 0] > 0).to(w.dtype), torch.zeros(B, D), []
+        for i in reversed(range(T)):
+            y = k[:, i] + 0.9 * (1 - ends[:, i, None]) * y
+            outputs.append(y)
+        return torch.stack(outputs, 1)
+
+    def composite_by_opacity(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Colors along a ray, from the back to the front."""
+        canvas, opacity = torch.zeros(B, D), 1 - torch.exp(-F.softplus(w[..., :1]))
+        for i in range(T):
+            canvas = canvas * (1 - opacity[:, i]) + opacity[:, i] * k[:, i]
+        return canvas
+
+    def composite_in_a_tree(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The same in pairs of neighbors."""
+        clear, color = F.pad(w.sigmoid(), (0, 0, 0, 5), value=1.0), F.pad(k, (0, 0, 0, 5))
+        while color.shape[1] > 1:
+            color = color[:, ::2] + clear[:, ::2] * color[:, 1::2]
+            clear = clear[:, ::2] * clear[:, 1::2]
+        return color[:, 0]
+
+    def multiply_up(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Running products alone, in rounds."""
+        a = w.sigmoid()
+        for n in (1, 2, 4, 8):
+            a = torch.cat([a[:, :n], a[:, n:] * a[:, :-n]], 1)
+        return a * k
+
+    def pair_powers(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """A polynomial by Estrin's scheme."""
+        x, y = w[..., :1], F.pad(k, (0, 0, 0, 5))
+        while y.shape[1] > 1:
+            y, x = y[:, ::2] + x[:, :1] * y[:, 1::2], x * x
+        return y[:, 0]
+
+    def lift(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """A wavelet whose filters depend on tokens."""
+        y, outputs = k[:, :8], []
+        while y.shape[1] > 1:
+            even, odd = y[:, ::2], y[:, 1::2]
+            odd = odd - w[:, : odd.shape[1]].tanh() * even
+            y, outputs = even + v[:, : odd.shape[1]].tanh() * odd, [*outputs, odd]
+        return torch.cat([y, *outputs], 1)
+
+    def sort_softly(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """A network of soft comparisons."""
+        y = k[:, :8]
+        for n in (1, 2, 4):
+            one, other = y.view(B, -1, 2, n, D).unbind(2)
+            p = (one - other).sigmoid()
+            y = torch.stack([p * one + (1 - p) * other, p * other + (1 - p) * one], 2).view(B, 8, D)
+        return y
+
+    def smooth_in_rounds(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Dilated residual filters, each with gates of its own."""
+        gates, y = w.sigmoid(), k
+        for n in (1, 2, 4, 8):
+            y = torch.cat([y[:, :n], y[:, n:] + gates[:, n:] * y[:, :-n]], 1)
+        return y
+
+    def rotate(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Rotations by angles of tokens, several times."""
+        one, other = w.tanh().chunk(2, 1)[0], v.tanh().chunk(2, 1)[0]
+        y, z = k.chunk(2, 1)[0], r.chunk(2, 1)[0]
+        for _ in range(4):
+            y, z = y * one - z * other, y * other + z * one
+            one, other = one * one - other * other, 2 * one * other
+        return torch.cat([y, z], 1)
+
+    def sample_words(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """A decoder that adds the likeliest word to its state."""
+        h, outputs = torch.zeros(B, D), []
+        for i in range(T):
+            scores = h * v[:, i].sigmoid() + r[:, i]
+            h = w[:, i].sigmoid() * h + self.inner.weight[:D][scores.argmax(-1)]
+            outputs.append(scores)
+        return torch.stack(outputs, 1)
+
+    def search_beams(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The three best of all words after three others."""
+        best, logs, beams = torch.zeros(B, 3), w.log_softmax(-1), []
+        for i in range(T):
+            every = best.unsqueeze(-1) * (i + 1) ** 0.6 + logs[:, i, None]
+            best, words = every.flatten(1).topk(3)
+            best = best / (i + 2) ** 0.6
+            beams.append(words % D)
+        return best + torch.stack(beams, 1).float().mean(1).to(best.dtype)
+
+    def average_weights(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Weights that fall behind those of each step."""
+        average, averages = torch.zeros(D), []
+        for one in self.inner.weight[:, :D].unbind(0):
+            average = 0.9 * average + 0.1 * one
+            averages.append(average)
+        return k * torch.stack(averages).exp().mean(0)
+
+    def step_with_momentum(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Gradient descent on a quadratic."""
+        y, velocity = k, torch.zeros_like(k)
+        for i in range(T):
+            velocity = 0.9 * velocity - 0.1 * (y - v)
+            y = y + velocity * w[:, i, None].sigmoid()
+        return y
+
+    def read_states_by_layers(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Layers of each token beside one that reads the state."""
+        h, outputs = torch.zeros(B, D), []
+        for i in range(T):
+            z, new = (self.inner(k[:, i]) + self.inner(h)).chunk(2, -1)
+            h = (1 - z.sigmoid()) * h + z.sigmoid() * new.tanh()
+            outputs.append(h)
+        return torch.stack(outputs, 1)
+
 
 class Silent(Tokens):
     """Recurrences over tokens that are neither recorded nor missed: their parts may be of something else."""
@@ -278,37 +502,6 @@ class Silent(Tokens):
         for i in range(T):
             state = w[:, i, :, None].sigmoid() * state + k[:, i, :, None] * v[:, i, None]
         return (r[:, -1:] @ state).squeeze(1)
-
-    def mix_inside(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """With layers that the loop calls for each token."""
-        h, outputs = torch.zeros(B, D), []
-        for i in range(T):
-            z, new = self.inner(k[:, i]).chunk(2, -1)
-            h = h * z.sigmoid() + new
-            outputs.append(h)
-        return torch.stack(outputs, 1)
-
-    def weigh_pairs(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The quadratic form of Mamba-2, an einsum of four. https://arxiv.org/abs/2405.21060"""
-        logs = -F.softplus(w[..., 0]).cumsum(-1)
-        decays = (logs.unsqueeze(-1) - logs.unsqueeze(-2)).masked_fill(torch.ones(T, T).triu(1).bool(), -torch.inf).exp()
-        return torch.einsum("bin,bjn,bij,bjd->bid", r, k, decays, v)
-
-    def weigh_pairs_by_segments(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The same with its stable sums of segments."""
-        logs = -F.softplus(w[..., 0]).unsqueeze(-1).expand(-1, -1, T)
-        sums = logs.masked_fill(~torch.ones(T, T).tril(-1).bool(), 0).cumsum(-2)
-        decays = sums.masked_fill(~torch.ones(T, T).tril().bool(), -torch.inf).exp()
-        return torch.einsum("bin,bjn,bij,bjd->bid", r, k, decays, v)
-
-    def double_steps(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """States of twice as many tokens in each round (Hillis and Steele 1986)."""
-        a, h, step = w.sigmoid(), k * v, 1
-        while step < T:
-            h = torch.cat([h[:, :step], h[:, step:] + a[:, step:] * h[:, :-step]], 1)
-            a = torch.cat([a[:, :step], a[:, step:] * a[:, :-step]], 1)
-            step *= 2
-        return r * h
 
     def combine(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Pairs of neighbors, joined in place, as the first half of mamba.py's parallel scan has them."""
@@ -322,11 +515,14 @@ class Silent(Tokens):
         return r[:, -1:] * h
 
 
-SILENT = ["read_once", "mix_inside", "weigh_pairs", "weigh_pairs_by_segments", "double_steps", "combine"]
+SILENT = ["read_once", "combine"]
 OTHERS = [
     *("read_states", "remember", "smooth", "fire", "evaluate_polynomial", "denoise", "couple", "add_residuals", "add_experts"),
     *("modulate", "render", "count_positions", "cut_nucleus", "multiply_complex", "transform", "composite"),
     *("estimate_advantages", "modulate_by_conditions", "loop_over_features", "rank", "measure_energy", "break_sticks"),
+    *("estimate_returns", "composite_by_opacity", "composite_in_a_tree", "multiply_up", "pair_powers", "lift", "sort_softly"),
+    *("smooth_in_rounds", "rotate", "sample_words", "search_beams", "average_weights", "step_with_momentum"),
+    "read_states_by_layers",
 ]
 
 

@@ -8,6 +8,8 @@ from collections import Counter
 from functools import cache
 from typing import NamedTuple
 
+from torch import nn
+
 from regard.observe.interception.function_roles import Role, infer_role, strip_affixes
 from regard.observe.interception.handwritten.ancestor_search import REPEATS, TensorRef
 from regard.observe.interception.handwritten.pair_loops import LISTS, PICKS
@@ -17,6 +19,7 @@ from regard.observe.interception.provenance import TOKEN, ModuleFrame, Operation
 MAX_LOOPS = 8  # to look at, of those with the most steps
 MAX_PICKED = 8  # tokens to keep of those that a tensor was made of, the last ones
 FUSED = {"addcmul", "baddbmm", "addmm", "addbmm"}  # add a product of two tensors to a third
+LAYERS = {f"torch.nn.modules.{name}" for name in ("linear", "activation", "normalization", "dropout")}  # that keep no state
 MOVES = VIEWS | PERMUTES | COPIES | PICKS | REPEATS | {"where", "masked_fill", "setitem", "copy", "tril", "triu", "pad", "flip"}
 
 
@@ -82,6 +85,14 @@ def picks_tokens(operation: Operation, tokens: TokenAxis) -> bool:
     return strip_affixes(operation.name) in PICKS and runs_along_tokens(operation, tokens)
 
 
+def picks_numbers(operation: Operation, tokens: TokenAxis) -> bool:
+    """Return whether an operation picks single numbers of tokens, in rows of a batch: of (b, t) or (b, t, 1)."""
+    if operation.along is None or strip_affixes(operation.name) not in PICKS:
+        return False
+    axis, shape = operation.along
+    return axis == tokens.axis and shape[axis] == tokens.size and (len(shape) == 2 or shape[2:] == (1,))
+
+
 def runs_along_tokens(operation: Operation, tokens: TokenAxis) -> bool:
     """Return whether an operation picks or sums up along the axis of tokens that have features, in rows of a batch."""
     if operation.along is None:
@@ -126,34 +137,72 @@ def follow_fused(core: str, given: list[TensorRef], states: dict[int, LoopState]
     return LoopState(state.number + 1, added=(*state.terms, *others), before=before)
 
 
+def may_keep_state(kind: type[nn.Module] | None) -> bool:
+    """Return whether modules of a class, if it is one, may read more than their arguments: all but layers of torch."""
+    return kind is not None and kind.__module__ not in LAYERS
+
+
+class PickedTokens:
+    """The tokens that tensors were made of, by when they were picked: the last ones."""
+
+    def __init__(self, frame: ModuleFrame, tokens: TokenAxis) -> None:
+        self.frame, self.tokens = frame, tokens
+        self.picked: dict[int, tuple[int, ...]] = {}  # by the id of a tensor
+        self.numbers: dict[int, tuple[int, ...]] = {}  # of tensors that were made of one number of each token
+        self.bounded = set[int]()  # by a nonlinear function
+
+    def follow(self, operation: Operation, place: int) -> None:
+        """Follow the operation at a place to its results."""
+        results, given = [*map(id, operation.results)], [*map(id, operation.given)]
+        for pick, found in ((picks_tokens, self.picked), (picks_numbers, self.numbers)):
+            if pick(operation, self.tokens) and self.frame.find_contents(operation.given[0]) == TOKEN:
+                found.update((y, (place * self.tokens.size + n,)) for n, y in enumerate(results))
+                break
+            if sources := {n for x in given for n in found.get(x, ())}:
+                found.update(dict.fromkeys(results, (*sorted(sources)[-MAX_PICKED:],)))
+                break
+        if infer_role(operation.name) in (Role.NONLINEAR, Role.SOFTMAX) or not self.bounded.isdisjoint(given):
+            self.bounded.update(results)
+
+    def find_last(self, tensors: tuple[TensorRef, ...]) -> int:
+        """Return the last token with features that some tensors were made of; -1 if they were made of none."""
+        return max((n for x in tensors for n in self.picked.get(id(x), ())), default=-1)
+
+    def find_last_decay(self, tensors: tuple[TensorRef, ...]) -> int:
+        """Return the last token that some factors were made of, as gates or as decays; -1 if they were made of none.
+
+        A number of each token is one if a nonlinear function bounds it: a flag that ends an episode of rewards is not.
+        """
+        numbers = (n for x in tensors if id(x) in self.bounded for n in self.numbers.get(id(x), ()))
+        return max(self.find_last(tensors), *numbers, -1)
+
+
 def is_loop_over_tokens(frame: ModuleFrame, operations: list[Operation], last: LoopState, tokens: TokenAxis) -> bool:
     """Return whether each step of a loop has a decay and a term of the token that it picked, and none of a state.
 
-    Something made of each state is joined. A layer that the loop calls may read a state: those are not seen in a tuple.
+    Something made of each state is joined. A module that the loop calls may read a state: those are not seen in a tuple.
     """
     steps: dict[int, LoopState] = {}
     while last.before is not None:
         steps[last.place], last = last, last.before
     made = set[int]()  # of a state
-    picked: dict[int, tuple[int, ...]] = {}  # the tokens that a tensor was made of, by when they were picked
+    picked = PickedTokens(frame, tokens)
     decays, added, writes, joined = set[int](), set[int](), Counter[int](), 0
     for place, operation in enumerate(operations):
         given, step = [*map(id, operation.given)], steps.get(place)
         if step is not None and step.before is not None:
-            factors, terms = ([*map(id, part)] for part in (step.before.factors, step.added))
-            if not made.isdisjoint((*factors, *terms)):
+            factors, terms = step.before.factors, step.added
+            if not made.isdisjoint(map(id, (*factors, *terms))):
                 return False
-            decays |= {max((n for x in factors for n in picked.get(x, ())), default=-1)}
-            added |= {max((n for x in terms for n in picked.get(x, ())), default=-1)}
+            decays.add(picked.find_last_decay(factors))
+            added.add(picked.find_last(terms))
         read = [x for x in given if x in made]
         if operation.name in LISTS:
             joined = max(joined, len({*read}))
         elif operation.name == "__setitem__" and given[-1] in made:
             writes[given[0]] += 1
-        if step is not None or read or (operation.child is not None and made):
+        if step is not None or read or (made and may_keep_state(operation.child)):
             made |= {*map(id, operation.results)}
-        elif picks_tokens(operation, tokens) and frame.find_contents(operation.given[0]) == TOKEN:
-            picked |= {id(y): (place * tokens.size + n,) for n, y in enumerate(operation.results)}
-        elif sources := {n for x in given for n in picked.get(x, ())}:
-            picked |= dict.fromkeys(map(id, operation.results), (*sorted(sources)[-MAX_PICKED:],))
+        else:
+            picked.follow(operation, place)
     return min(len(decays - {-1}), len(added - {-1}), max(joined, *writes.values(), 0)) >= tokens.size - 1

@@ -1,21 +1,27 @@
 """Recurrences over tokens that no map was read from, found in the operations of a module when it ends."""
 
 from regard.observe.interception.handwritten.unread_loops import TokenAxis, computes_loop, runs_along_tokens
+from regard.observe.interception.handwritten.unread_rounds import joins_tokens_in_rounds, multiplies_parts
 from regard.observe.interception.handwritten.unread_scans import sums_decayed_tokens
 from regard.observe.interception.provenance import PLAIN, ModuleFrame
 
 MIN_TOKENS = 4
 LOOP = "it multiplies a state by decays that depend on tokens, and adds tokens to it in a loop, in a form that is not followed"
 SCAN = "it adds up tokens with decays that depend on tokens, by running sums over tokens, which are not followed"
+ROUNDS = "it adds up tokens with decays that depend on tokens, in rounds that join pairs of states, which are not followed"
 
 
 def find_token_axes(frame: ModuleFrame) -> list[TokenAxis]:
-    """Return the axes of a module's inputs (b, t, c) or (t, b, c) along which its operations picked or summed up: quick."""
-    operations = [one for one in frame.iterate_operations() if one.along is not None]
-    inputs = [x for x in frame.input_tensors if type(x) in PLAIN and not x.is_nested] if operations else []
+    """Return the axes of a module's inputs (b, t, c) or (t, b, c) along which its operations picked or summed up: quick.
+
+    All axes, if there may be rounds, whose axis is not logged.
+    """
+    operations = frame.list_operations()
+    along, has_rounds = [one for one in operations if one.along is not None], multiplies_parts(operations)
+    inputs = [x for x in frame.input_tensors if type(x) in PLAIN and not x.is_nested] if along or has_rounds else []
     tokens = [x for x in inputs if x.dim() == 3 and x.is_floating_point()]
     axes = {TokenAxis(axis, x.shape[axis]) for x in tokens for axis in (0, 1) if x.shape[axis] >= MIN_TOKENS}
-    return [axis for axis in axes if any(runs_along_tokens(one, axis) for one in operations)]
+    return [axis for axis in axes if has_rounds or any(runs_along_tokens(one, axis) for one in along)]
 
 
 def find_unread_recurrence(frame: ModuleFrame, axes: list[TokenAxis]) -> str:
@@ -26,4 +32,6 @@ def find_unread_recurrence(frame: ModuleFrame, axes: list[TokenAxis]) -> str:
             return SCAN
         if computes_loop(frame, operations, tokens):
             return LOOP
+        if joins_tokens_in_rounds(frame, operations, tokens):
+            return ROUNDS
     return ""
