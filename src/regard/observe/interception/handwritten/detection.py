@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from regard.observe.interception.function_roles import Role, infer_role, strip_affixes
 from regard.observe.interception.handwritten.added_scores import SUM, count_functions_of_sum
 from regard.observe.interception.handwritten.ancestor_search import find_pair, has_tokens, is_residual
+from regard.observe.interception.handwritten.decayed_products import DecayedProduct, split_einsum
 from regard.observe.interception.handwritten.divided_exponentials import (
     EXPONENTIALS,
     Softmax,
@@ -84,6 +85,12 @@ class HandwrittenTracker(ProductTracker):
         if name == "einsum" and is_followable(result) and self.follow_gated_sum(frames, name, args, kwargs, result):
             self.drop(result)
             return None
+        products = split_einsum(args, lambda x: self.find(x) is not None) if name == "einsum" and len(args) > 3 else None
+        if products is not None and is_followable(result):
+            found = len(self.linear.found)
+            call = self.follow_products(frames, products, result)
+            if call is not None or len(self.linear.found) > found or not products.has_values:
+                return call
         factors = separate_entry_factors(args) if name == "einsum" and self.may_follow_any(args, kwargs) else None
         if factors is not None:
             func, name, role = torch.mul, "mul", Role.MULTIPLY
@@ -91,6 +98,15 @@ class HandwrittenTracker(ProductTracker):
         call = self.follow_operation(frames, func, name, role, args, kwargs, result)
         if call is None and (self.used.has_any or (self.traces and role in USES)):
             self.used.follow_function(self, frames, name, role, args, kwargs, list_followable(result))
+        return call
+
+    def follow_products(self, frames: list[ModuleFrame], einsum: DecayedProduct, result: Tensor) -> HandwrittenCall | None:
+        """Follow the products of two tensors that an einsum amounts to; return the call that the last completes, or None."""
+        call, x, last = None, einsum.operands[0], len(einsum.operands) - 1
+        for n, (equation, other) in enumerate(einsum.list_products(), 1):
+            y = result if n == last else torch.einsum(equation, x.detach(), other.detach())
+            call = self.follow_function(frames, torch.einsum, "einsum", Role.PRODUCT, (equation, x, other), {}, y)
+            x = y
         return call
 
     def follow_layout(self, frames: list[ModuleFrame], x: Tensor, order: list[int], shape: list[int]) -> Tensor:
@@ -135,8 +151,9 @@ class HandwrittenTracker(ProductTracker):
         if name == "einsum":
             self.gated_sums.add_einsum(frames, args, results[0])
         if role is Role.SUM and tensors and self.entry_products.find(tensors[0]):
-            if self.follow_summed_product(frames, name, args, kwargs, tensors[0], results[0]):
-                return None
+            is_all, call = self.follow_summed_product(frames, name, args, kwargs, tensors[0], results[0])
+            if is_all:
+                return call
             traced = self.find_all(tensors)
         if role in (Role.PRODUCT, Role.DISTANCE):
             return self.follow_product(frames, role, name, args, kwargs, results[0])

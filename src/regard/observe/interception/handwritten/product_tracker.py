@@ -31,6 +31,7 @@ from regard.observe.interception.handwritten.linear_scores import (
     CHUNKS,
     are_of_all_tokens,
     find_roles_of_scores,
+    is_table,
     weigh_linearly,
 )
 from regard.observe.interception.handwritten.pair_loops import divides_by_loop
@@ -174,9 +175,12 @@ class ProductTracker(WeightTracker):
                     return True
         return False
 
-    def follow_summed_product(self, frames: list[ModuleFrame], name: str, args: Any, kwargs: Any, x: Tensor, y: Tensor) -> bool:
-        """Follow y, the sum of entries x that are products of two tensors; return whether that is all there is to follow.
+    def follow_summed_product(
+        self, frames: list[ModuleFrame], name: str, args: Any, kwargs: Any, x: Tensor, y: Tensor
+    ) -> tuple[bool, HandwrittenCall | None]:
+        """Follow y, the sum of entries x that are products of two tensors.
 
+        Return whether that is all there is to follow, and the call of attention that it completes, if it completes one.
         Those of keys with values are summed over tokens, and those of queries with such sums over features. A running sum keeps
         all axes of x, which is followed itself.
         """
@@ -188,11 +192,18 @@ class ProductTracker(WeightTracker):
             if traced:
                 operand, trace = traced[0]
                 if self.linear.start_call(frames, self.table, "mul and sum", summed, factors, operand, trace, y):
-                    return True
+                    return True, None
+                if trace.kind is not TraceKind.SCORES or trace.form is None or not any(map(is_table, trace.form.steps)):
+                    continue
+                find_axes = partial(list_softmax_axes, self)
+                roles = find_roles_of_scores(frames, self.table, trace, operand, summed, find_axes)
+                if roles is not None:
+                    steps = "mul and sum"
+                    return True, self.follow_linear_scores(frames, steps, summed, factors, roles, operand, trace, y)
             elif all(has_tokens(frames[-1], one) for one in product.operands):
                 self.start_scores(frames, x if is_running else y, product.operands, summed, factors)
-                return not is_running
-        return False
+                return not is_running, None
+        return False, None
 
     def follow_gated_sum(self, frames: list[ModuleFrame], name: str, args: Any, kwargs: Any, y: Tensor) -> bool:
         """Follow y as linear attention if it is queries times a sum over tokens of keys times values; return whether it is.
