@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from observe.recording_checks import record_and_compare
+from regard.observe.interception.handwritten.unread_recurrences import LOOP, SCAN
 from regard.observe.interception.skippable import find_skippable
 
 C = 6
@@ -255,7 +256,83 @@ class HeldSizes(Held):
         return F.pad(x, self.act[0]) * self.act[1]["factor"] + self.act[2].dim
 
 
+class Recurrence(nn.Module):
+    """A state for each token, of what layers have made before the loop or make in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gates, self.news = nn.Linear(C, C), nn.Linear(C, C)
+
+
+class GatesAlone(Recurrence):
+    """minGRU. https://arxiv.org/abs/2410.01201"""
+
+    def forward(self, x: Tensor) -> Tensor:
+        z, news, h, states = self.gates(x).sigmoid(), self.news(x), torch.zeros(len(x), C), []
+        for i in range(x.shape[1]):
+            h = torch.add((1 - z[:, i]) * h, z[:, i] * news[:, i])
+            states.append(h)
+        return torch.stack(states, 1)
+
+
+class GatesInAWhile(Recurrence):
+    def forward(self, x: Tensor) -> Tensor:
+        z, news, h, states, i = self.gates(x).sigmoid().unbind(1), self.news(x).unbind(1), torch.zeros(len(x), C), [], 0
+        while i < x.shape[1]:
+            h = torch.lerp(h, news[i], z[i])
+            states.append(h)
+            i += 1
+        return torch.stack(states, 1)
+
+
+class RunningProduct(Recurrence):
+    def forward(self, x: Tensor) -> Tensor:
+        decays = self.gates(x).sigmoid().cumprod(1)
+        return (self.news(x) / decays).cumsum(1) * decays
+
+
+class ReadsStates(Recurrence):
+    """A gated recurrent network."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.zeros(len(x), C)
+        for i in range(x.shape[1]):
+            z = (self.gates(h) + x[:, i]).sigmoid()
+            h = (1 - z) * h + z * x[:, i].tanh()
+        return h
+
+
+class ReadsStatesByFunction(ReadsStates):
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.zeros(len(x), C)
+        for i in range(x.shape[1]):
+            z = (F.linear(h, self.gates.weight) + x[:, i]).sigmoid()
+            h = (1 - z) * h + z * x[:, i].tanh()
+        return h
+
+
+class ReadsStatesByMethod(ReadsStates):
+    def gate(self, h: Tensor) -> Tensor:
+        return self.gates(h).sigmoid()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.zeros(len(x), C)
+        for i in range(x.shape[1]):
+            z = self.gate(h)
+            h = (1 - z) * h + z * x[:, i].tanh()
+        return h
+
+
+class AddsAlone(ReadsStates):
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.zeros(len(x), C)
+        for one in x.unbind(1):
+            y = y + one
+        return y
+
+
 HARMLESS = [
+    *(ReadsStates(), ReadsStatesByFunction(), ReadsStatesByMethod(), AddsAlone()),
     Feed(),
     Excite(),
     Steps(),
@@ -287,6 +364,7 @@ OTHERS = [
     *(HeldObject(Helper()), HeldFunctionOfAnObject(Helper()), HeldObject(WithMethod())),
     *(Held(F.softmax), Held(F.scaled_dot_product_attention), nn.Softmax(-1), nn.MultiheadAttention(C, 2), nn.ModuleList()),
     *(OfMean(), OfRunningSum(), nn.TransformerEncoderLayer(C, 2), nn.Sequential(Feed(), ByFunction())),
+    *(GatesAlone(), GatesInAWhile(), RunningProduct()),
 ]
 
 
@@ -298,6 +376,12 @@ def test_a_module_whose_code_can_be_read_to_its_end_cannot_attend(module):
 @pytest.mark.parametrize("module", OTHERS, ids=lambda module: type(module).__name__)
 def test_a_module_that_attends_or_cannot_be_read_is_intercepted(module):
     assert id(module) not in find_skippable(module.modules())
+
+
+@pytest.mark.parametrize("module", [GatesAlone(), GatesInAWhile(), RunningProduct()], ids=lambda module: type(module).__name__)
+def test_a_recurrence_of_gates_alone_is_missed(module):
+    recording, _ = record_and_compare(nn.Sequential(module), lambda model: model(X), missing=True)
+    assert [(one.module, one.reason) for one in recording.missed] == [("0", SCAN if type(module) is RunningProduct else LOOP)]
 
 
 def test_hooks_and_a_forward_of_the_instance_are_intercepted():
