@@ -15,6 +15,8 @@ from regard.observe.interception.handwritten.unread_loops import MOVES, TokenAxi
 from regard.observe.interception.provenance import TOKEN, ModuleFrame, Operation
 
 MAX_OPERATIONS = 1_000  # of a module, more of which are a loop over tokens
+MIN_PRODUCTS = 3  # of two rounds, the last of which need not multiply decays
+MULTIPLIES = {"__mul__", "__rmul__", "__imul__", "mul", "mul_", "multiply", "multiply_", "addcmul", "addcmul_"}
 MOVED = MOVES | LISTS | {"roll"}
 VIEWED = VIEWS | PERMUTES | PICKS
 
@@ -28,7 +30,8 @@ class Chain(NamedTuple):
 
 def multiplies_parts(operations: list[Operation]) -> bool:
     """Return whether two different parts of one tensor are multiplied, as decays in each round: quick."""
-    if len(operations) > MAX_OPERATIONS:
+    products = [one for one in operations if one.name in MULTIPLIES] if len(operations) <= MAX_OPERATIONS else []
+    if len(products) < MIN_PRODUCTS or not any(len(one.given) == 2 and one.sizes[0] == one.sizes[1] for one in products):
         return False
     whole: dict[int, int] = {}
     for operation in operations:
