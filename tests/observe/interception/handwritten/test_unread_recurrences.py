@@ -1,11 +1,14 @@
 """Loops and scans over tokens of which no map is read are missed, with what they compute as the reason."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import regard
+from observe.interception.handwritten.handwritten_attention import compile_script
 from observe.recording_checks import record_and_compare
 from regard.observe.interception import function_mode
 from regard.observe.interception.handwritten.unread_recurrences import LOOP, ROUNDS, SCAN
@@ -132,6 +135,35 @@ class Scans(Tokens):
         return r * ((k / decays).cumsum(1) * decays)
 
 
+def join_pairs(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """The operator of a scan: the decay of two series of tokens in a row, and the state after them."""
+    decay, state = other
+    return one[0] * decay, torch.addcmul(state, decay, one[1])
+
+
+JOIN_IN_SCRIPT = compile_script(join_pairs)
+
+
+def scan_in_pairs(join: Callable[..., tuple[Tensor, Tensor]], a: Tensor, h: Tensor) -> Tensor:
+    """The states of a scan along dimension 1, as jax.lax.associative_scan joins them."""
+
+    def interleave(one: Tensor, other: Tensor) -> Tensor:
+        both = torch.stack([one, F.pad(other, (0, 0, 0, one.shape[1] - other.shape[1]))], 2)
+        return both.flatten(1, 2)[:, : one.shape[1] + other.shape[1]]
+
+    def scan(a: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        n = a.shape[1]
+        if n < 2:
+            return a, h
+        odd_a, odd_h = scan(*join((a[:, : n - 1 : 2], h[:, : n - 1 : 2]), (a[:, 1::2], h[:, 1::2])))
+        m = (n - 1) // 2
+        even_a, even_h = join((odd_a[:, :m], odd_h[:, :m]), (a[:, 2::2], h[:, 2::2]))
+        even_a, even_h = torch.cat([a[:, :1], even_a], 1), torch.cat([h[:, :1], even_h], 1)
+        return interleave(even_a, odd_a), interleave(even_h, odd_h)
+
+    return scan(a, h)[1]
+
+
 class Rounds(Tokens):
     """States that are joined in pairs, in as many rounds as the logarithm of the number of tokens."""
 
@@ -161,25 +193,11 @@ class Rounds(Tokens):
 
     def join_odd_and_even(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """As jax.lax.associative_scan."""
+        return r * scan_in_pairs(lambda one, other: (one[0] * other[0], other[0] * one[1] + other[1]), w.sigmoid(), k * v)
 
-        def join(a: Tensor, h: Tensor, b: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-            return a * b, b * h + g
-
-        def interleave(one: Tensor, other: Tensor) -> Tensor:
-            both = torch.stack([one, F.pad(other, (0, 0, 0, one.shape[1] - other.shape[1]))], 2)
-            return both.flatten(1, 2)[:, : one.shape[1] + other.shape[1]]
-
-        def scan(a: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-            n = a.shape[1]
-            if n < 2:
-                return a, h
-            odd_a, odd_h = scan(*join(a[:, : n - 1 : 2], h[:, : n - 1 : 2], a[:, 1::2], h[:, 1::2]))
-            m = (n - 1) // 2
-            even_a, even_h = join(odd_a[:, :m], odd_h[:, :m], a[:, 2::2], h[:, 2::2])
-            even_a, even_h = torch.cat([a[:, :1], even_a], 1), torch.cat([h[:, :1], even_h], 1)
-            return interleave(even_a, odd_a), interleave(even_h, odd_h)
-
-        return r * scan(w.sigmoid(), k * v)[1]
+    def join_by_script(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """As S5 and GateLoop in PyTorch, whose operator torch.jit compiles."""
+        return r * scan_in_pairs(JOIN_IN_SCRIPT, w.sigmoid(), k * v)
 
     def sweep_up_and_down(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """In place, as mamba.py's parallel scan."""
@@ -196,7 +214,7 @@ class Rounds(Tokens):
 LOOPS = ["sum_exponentials", "gate", "interpolate", "correct", "gate_in_place", "choose", "mix_inside"]
 LOOPS += ["gate_by_numbers", "decay_by_numbers"]
 SCANS = ["sum_logarithms", "divide_by_decays", "divide_by_products"]
-ROUNDS_OF = ["double_steps", "double_in_place", "shift", "join_odd_and_even", "sweep_up_and_down"]
+ROUNDS_OF = ["double_steps", "double_in_place", "shift", "join_odd_and_even", "join_by_script", "sweep_up_and_down"]
 REASONS = {Loops: LOOP, Scans: SCAN, Rounds: ROUNDS}
 
 
@@ -213,7 +231,7 @@ def test_the_rounds_of_these_tests_are_recurrences_over_tokens(style):
     r, w, k, v = torch.randn(4, B, T, D)
     decays = torch.exp(-w * w) if style == "double_in_place" else w.sigmoid()
     states = run_by_definition(decays, k if style in ("double_in_place", "shift") else k * v)
-    expected = r * states if style in ("double_steps", "join_odd_and_even") else states
+    expected = r * states if style in ("double_steps", "join_odd_and_even", "join_by_script") else states
     torch.testing.assert_close(getattr(Rounds(style), style)(r, w, k, v), expected)
 
 
