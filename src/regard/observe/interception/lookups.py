@@ -1,5 +1,6 @@
 """Entries that a function looked up in a tensor by an index, as a graph's edges look up the nodes that they connect."""
 
+import weakref
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ JOINS_PARTS = {"cat", "concat", "concatenate", "stack"}
 SPLITS = {"chunk", "split", "tensor_split"}
 REARRANGES = PERMUTES | JOINS_PARTS | SPLITS | {"view", "reshape", "flatten", "unflatten"}  # functions whose layout is logged
 Layout = tuple[tuple[int, ...], tuple[int, ...], tuple[Any, ...], dict[str, Any]]  # shapes before and after, other arguments
+CUTS_OR_ROLLS = {"__getitem__", "narrow", "roll"}
 IS_TENSOR = Tensor.__instancecheck__  # isinstance(x, Tensor) for filter(), which calls it without a frame of Python
 
 
@@ -27,6 +29,8 @@ class Lookup(NamedTuple):
     axis: int
     size: int
     version: int  # of the numbers of the first index
+    given: "tuple[weakref.ref[Tensor], ...]"  # the indices that the function was given, of which some may be copied
+    dim: int | None  # the axis of what was looked up, from the last; None if unknown
 
     @property
     def key(self) -> tuple[int, ...]:
@@ -78,7 +82,8 @@ def find_lookup(name: str, args: Any, kwargs: Any) -> Lookup | None:
     if not indices:
         return None
     version, size = read_version(indices[0]), 0 if axis is None else x.shape[axis]
-    return Lookup(tuple(map(copy_if_unversioned, indices)), along, size, version)
+    given, dim = tuple(map(weakref.ref, indices)), None if axis is None else axis - x.dim()
+    return Lookup(tuple(map(copy_if_unversioned, indices)), along, size, version, given, dim)
 
 
 def find_axis(name: str, x: Tensor, args: Any, kwargs: Any) -> tuple[int, tuple[int, ...]] | None:
@@ -116,6 +121,18 @@ def find_picked_axis(entries: tuple[Any, ...], dims: int) -> int | None:
     if any(one is Ellipsis for one in entries[:first]):
         return dims - sum(one is not None for one in entries[first:])
     return sum(one is not None for one in entries[:first])
+
+
+def moves_last_axis(name: str, args: Any, kwargs: Any) -> bool:
+    """Return whether a function, one of CUTS_OR_ROLLS, cuts or rolls its first argument along the last axis."""
+    x = args[0]
+    if name == "__getitem__":
+        entries = args[1] if isinstance(args[1], tuple) else (args[1],)
+        is_last = any(one is Ellipsis for one in entries) or sum(one is not None for one in entries) == x.dim()
+        return is_last and bool(entries) and isinstance(entries[-1], slice) and entries[-1] != FULL
+    key, place = ("dims", 2) if name == "roll" else ("dim", 1)
+    dims = kwargs.get(key, args[place] if len(args) > place else ())
+    return not {-1, x.dim() - 1}.isdisjoint(dims if isinstance(dims, list | tuple) else (dims,))
 
 
 def put_table_first(args: Any) -> Any:

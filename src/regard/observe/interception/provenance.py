@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from regard.observe.interception.function_roles import Role, infer_role
 from regard.observe.interception.lookups import (
     AXIS_PLACES,
+    CUTS_OR_ROLLS,
     IS_TENSOR,
     REARRANGES,
     Layout,
@@ -19,6 +20,7 @@ from regard.observe.interception.lookups import (
     find_axis,
     find_layout,
     find_lookup,
+    moves_last_axis,
     put_table_first,
 )
 
@@ -68,7 +70,7 @@ class Operation(NamedTuple):
     sizes: list[int]
     results: "list[weakref.ref[Tensor]]"
     lookup: Lookup | None = None  # of a gather
-    dim: Any = None  # of a sum, as it was given, or of windows, from the last
+    dim: Any = None  # of a sum, as it was given, or of windows, from the last; -1 of what cuts or rolls the last axis
     along: tuple[int, tuple[int, ...]] | None = None  # the axis of a pick or a running sum, and the shape of what it was given
     layout: Layout | None = None  # of a function that rearranges axes
 
@@ -156,6 +158,8 @@ class ModuleFrame:
         elif name == "unfold" and has_more_axes(args, result):  # not that of images
             dim = kwargs.get("dimension", args[1] if len(args) > 1 else None)
             dim = dim if dim is None or dim < 0 else dim - args[0].dim()
+        elif name in CUTS_OR_ROLLS and moves_last_axis(name, args, kwargs):
+            dim = -1
         if name in GATHERS:
             args = put_table_first(args) if name == "embedding" else args
             lookup = find_lookup(name, args, kwargs)

@@ -278,8 +278,15 @@ def find_scores(frames: list[ModuleFrame], weights: Tensor) -> set[int]:
 
 
 def find_ancestors(frames: list[ModuleFrame], x: Tensor) -> set[int]:
-    """Return the ids of all tensors that a tensor was made from, in the running frames."""
-    return {id(one) for _, (one, _), _ in walk_back(frames, (weakref.ref(x), 0), lambda *_: True)}
+    """Return the ids of all tensors that a tensor was made from, in the running frames, and of indices that picked entries."""
+    ids, queue = set[int](), [weakref.ref(x)]
+    while queue:
+        for _, (one, _), makers in walk_back(frames, (queue.pop(), 0), lambda *_: True):
+            ids.add(id(one))
+            for maker in makers:
+                if maker.lookup is not None and len(maker.given) == 1:  # several indices, which are not among its arguments
+                    queue += [index for index in maker.lookup.given if id(index) not in ids]
+    return ids
 
 
 def is_feature_map(frames: list[ModuleFrame], x: Sized, max_joins: int = MAX_JOINS) -> bool:

@@ -44,6 +44,7 @@ from regard.observe.interception.handwritten.score_tracker import find_dim
 from regard.observe.interception.handwritten.trace_axes import follow_axes, keep_undropped
 from regard.observe.interception.handwritten.traces import Traced, TraceKind, is_followable, join_roots, list_parts
 from regard.observe.interception.handwritten.weight_tracker import activate
+from regard.observe.interception.handwritten.windows import weighs_copies
 from regard.observe.interception.provenance import JOINS, LIKE_ANOTHER, ModuleFrame, find_tensors, list_entries, list_objects
 
 STARTS = (Role.SOFTMAX, Role.LOG_SOFTMAX, Role.PRODUCT, Role.DISTANCE, Role.SUM, Role.ONE_HOT)
@@ -182,7 +183,10 @@ class HandwrittenTracker(ProductTracker):
             if trace.moved is not None and not moves:
                 trace = trace._replace(moved=keep_places(trace, name, args, kwargs, x, results))
             if trace.kind is TraceKind.WEIGHTED:
-                several = sum(one.kind is TraceKind.WEIGHTED for _, one in traced) > 1
+                weighted = [v for v, one in traced if one.kind is TraceKind.WEIGHTED]
+                several = len(weighted) > 1
+                if not trace.pairs and (several or role is Role.SUM) and weighs_copies(frames, weighted):
+                    trace = trace._replace(pairs=True)
                 return self.follow_sum(role, name, args, kwargs, x, trace, several, others, results)
             if role is Role.ADD and trace.kind is TraceKind.SCORES and any(is_residual(frames, v, x) for v in others):
                 self.drop(results[0])  # features, which a layer adds to its input

@@ -237,7 +237,7 @@ def build_call(
             reason = f"its formula differs from its weights by {difference:.2g}"
         except UnreadableError as error:
             reason = str(error)
-    if not (trace.pairs or groups.queries) and (title := name_windows(STATE.frames[-1], product_call.values)):
+    if not (trace.pairs or groups.queries) and (title := name_windows(STATE.frames[-1], product_call.values, trace.extent)):
         if multiplies_tokens(STATE.frames[-1], product_call.tensor):
             return store_weights(trace, matrix, v, kernel, reason or OWN_KEYS), None
         reason = "; ".join(filter(None, (reason, OWN_VALUES.format(title))))
