@@ -151,6 +151,23 @@ def join_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.stack([weights[:, n, None] * one for n, one in enumerate(cut(v))]).sum(0)
 
 
+def add_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = torch.stack([(q * one).sum(1, keepdim=True) for one in cut(k)], 1).softmax(1)
+    out = torch.zeros_like(v)
+    for weight, one in zip(weights.unbind(1), cut(v), strict=True):
+        out = torch.addcmul(out, weight, one)
+    return out
+
+
+def add_products_of_pairs(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (x.flatten(2).mT for x in (q, k, v))
+    weights = torch.stack([(q * k.roll(n, 1)).sum(-1, keepdim=True) for n in range(3)]).softmax(0)
+    out = torch.zeros_like(v)
+    for n, weight in enumerate(weights):
+        out.addcmul_(weight, v.roll(n, 1))
+    return out
+
+
 def predict_by_convolution(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     weights = torch.cat([q, k], 1)[:, :K].softmax(1)
     return sum(weights[:, n, None] * one for n, one in enumerate(cut(v)))
@@ -168,6 +185,8 @@ class Loop(nn.Module):
 LOOPS = {
     loop: UNFOLLOWED,
     loop_into: UNFOLLOWED,
+    add_products: UNFOLLOWED,
+    add_products_of_pairs: UNFOLLOWED,
     predict_by_convolution: UNFOLLOWED,
     join_products: "its weights or scores are rearranged by getitem and mul and stack and sum, so its keys are not known",
 }

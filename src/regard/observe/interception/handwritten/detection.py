@@ -184,7 +184,8 @@ class HandwrittenTracker(ProductTracker):
                 trace = trace._replace(moved=keep_places(trace, name, args, kwargs, x, results))
             if trace.kind is TraceKind.WEIGHTED:
                 weighted = [v for v, one in traced if one.kind is TraceKind.WEIGHTED]
-                several = len(weighted) > 1
+                adds = strip_affixes(name) == "addcmul" and x is args[0] and len(traced) > 1  # further products
+                several, role = len(weighted) > 1 or adds, Role.ADD if adds else role
                 if not trace.pairs and (several or role is Role.SUM) and weighs_copies(frames, weighted):
                     trace = trace._replace(pairs=True)
                 return self.follow_sum(role, name, args, kwargs, x, trace, several, others, results)

@@ -185,8 +185,8 @@ def weighs_copies(frames: list[ModuleFrame], tensors: list[Tensor]) -> bool:
     frame, products = frames[-1], list[Operation]()
     for x in tensors:
         for *_, makers in walk_back([frame], (weakref.ref(x), 0), lambda maker, *_: is_layout(maker) or adds(maker)):
-            products += [one for one in makers if infer_role(one.name) is Role.MULTIPLY and len(one.given) == 2]
-    by_size = [sorted(zip(one.sizes, one.given, strict=True), key=lambda pair: pair[0]) for one in products]
+            products += [one for one in makers if infer_role(one.name) is Role.MULTIPLY and len(one.given) > 1]
+    by_size = [sorted(zip(one.sizes[-2:], one.given[-2:], strict=True), key=lambda pair: pair[0]) for one in products]
     copies = [(x, size) for (less, _), (size, x) in by_size if less < size]
     if len(copies) < len(products) or not all(
         is_row_for_each_token(frames, less) and frame.find_contents(column) == TOKEN for (less, column), _ in by_size
@@ -197,7 +197,8 @@ def weighs_copies(frames: list[ModuleFrame], tensors: list[Tensor]) -> bool:
 
 def adds(maker: Operation) -> bool:
     """Return whether an operation adds or joins tensors."""
-    return maker.child is None and (infer_role(maker.name) is Role.ADD or maker.name in JOINS)
+    is_sum = infer_role(maker.name) is Role.ADD or strip_affixes(maker.name) == "addcmul"
+    return maker.child is None and (is_sum or maker.name in JOINS)
 
 
 def is_over_features(frame: ModuleFrame, windows: Operation) -> bool:
