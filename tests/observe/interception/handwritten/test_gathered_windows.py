@@ -330,6 +330,15 @@ def contrast(self, x, w, v):
     return -(x.unsqueeze(2) * v[:, others]).sum(-1).log_softmax(-1)[..., 0].mean()
 
 
+def swap(self, x, w, v):
+    """Tensors that are written into each other."""
+    one, other = v.clone(), x.clone()
+    kept = one.clone()
+    one.copy_(other)
+    other.copy_(kept)
+    return (w.unsqueeze(-1) * one.unsqueeze(2).expand(-1, -1, C, -1)).sum(2)
+
+
 GATES = {
     "a router": route,
     "a router that sorts": unsort,
@@ -337,6 +346,7 @@ GATES = {
     "tokens put back": restore_order,
     "the best tokens": pick_tokens,
     "a sampler": draw,
+    "tensors that change places": swap,
     "a loss": contrast,
     "chunks of features": lambda self, x, w, v: (w.unsqueeze(-1) * torch.stack(v.chunk(C, -1), 2)).sum(2),
     "copies": lambda self, x, w, v: (w.unsqueeze(-1) * torch.stack([v] * C, 2)).sum(2),

@@ -224,13 +224,13 @@ def is_residual(frames: list[ModuleFrame], x: Tensor, result: Tensor) -> bool:
 
 
 def walk_back(
-    frames: list[ModuleFrame], x: Sized, goes_on: Callable[[Operation, int, int], bool]
+    frames: list[ModuleFrame], x: Sized | list[Sized], goes_on: Callable[[Operation, int, int], bool]
 ) -> Iterator[tuple[ModuleFrame, Sized, list[Operation]]]:
-    """Generate the tensors that a tensor was made from, with the operations that made each, in the frames from the innermost.
+    """Generate the tensors that some were made from, with the operations that made each, in the frames from the innermost.
 
     goes_on(maker, n, size) chooses the arguments of n entries by which the search goes on from a result of `size` entries.
     """
-    queue, count = [x], 0
+    queue, count = [*x] if isinstance(x, list) else [x], 0
     for frame in reversed(frames):
         outer_tensors = []
         visited = set[int]()
@@ -279,13 +279,16 @@ def find_scores(frames: list[ModuleFrame], weights: Tensor) -> set[int]:
 
 def find_ancestors(frames: list[ModuleFrame], x: Tensor) -> set[int]:
     """Return the ids of all tensors that a tensor was made from, in the running frames, and of indices that picked entries."""
-    ids, queue = set[int](), [weakref.ref(x)]
-    while queue:
-        for _, (one, _), makers in walk_back(frames, (queue.pop(), 0), lambda *_: True):
+    ids, starts = set[int](), [(weakref.ref(x), 0)]
+    while starts:
+        ids |= {id(one) for one, _ in starts}
+        indices = list[Sized]()
+        for _, (one, _), makers in walk_back(frames, starts, lambda *_: True):
             ids.add(id(one))
             for maker in makers:
                 if maker.lookup is not None and len(maker.given) == 1:  # several indices, which are not among its arguments
-                    queue += [index for index in maker.lookup.given if id(index) not in ids]
+                    indices += [(index, 0) for index in maker.lookup.given]
+        starts = [one for one in indices if id(one[0]) not in ids]
     return ids
 
 

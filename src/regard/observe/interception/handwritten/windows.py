@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from regard.observe.interception.function_roles import Role, infer_role, strip_affixes
 from regard.observe.interception.handwritten.ancestor_search import (
+    MAX_JOINS,
     MAX_STEPS,
     Projection,
     Sized,
@@ -28,6 +29,7 @@ WINDOWS = {  # functions whose results may have a token several times, and what 
 }
 CUTS = {"getitem", "narrow", "select"}
 MOVES = CUTS | {"roll", "pad", "constant_pad_nd"}
+MAX_PRODUCTS = 8  # of a sum, to look at
 PADDING = nn.ZeroPad2d.__module__  # of the modules that pad
 
 
@@ -70,16 +72,16 @@ def name_windows(frame: ModuleFrame, values: Tensor, extent: int) -> str:
     return names.pop() if len(names) == 1 else ""
 
 
-def list_joined(frame: ModuleFrame, x: Sized) -> list[Sized]:
+def list_joined(frame: ModuleFrame, x: Sized, max_joins: int = MAX_JOINS) -> list[Sized]:
     """Return the tensors of tokens that were joined to x, or written into it, with their numbers of entries; x if none were."""
-    for _ in range(MAX_STEPS):
+    for _ in range(MAX_STEPS if max_joins else 0):
         makers = frame.find_makers(x[0])
         parts = [one for maker in makers if maker.name in JOINS for one in zip(maker.given, maker.sizes, strict=True)]
         written = [(maker.given[-1], maker.sizes[-1]) for maker in makers if maker.name == "__setitem__"]
         parts += written if len(written) > 1 else []  # not a mask
         parts = [one for one in parts if one[0] is not x[0] and frame.find_contents(one[0]) == TOKEN]
         if parts:
-            return [one for part in parts for one in list_joined(frame, part)]
+            return [one for part in parts for one in list_joined(frame, part, max_joins - 1)]
         maker = find_maker(frame, x[0])
         if maker is None or not is_layout(maker):
             break
@@ -186,6 +188,8 @@ def weighs_copies(frames: list[ModuleFrame], tensors: list[Tensor]) -> bool:
     for x in tensors:
         for *_, makers in walk_back([frame], (weakref.ref(x), 0), lambda maker, *_: is_layout(maker) or adds(maker)):
             products += [one for one in makers if infer_role(one.name) is Role.MULTIPLY and len(one.given) > 1]
+            if len(products) >= MAX_PRODUCTS:
+                break
     by_size = [sorted(zip(one.sizes[-2:], one.given[-2:], strict=True), key=lambda pair: pair[0]) for one in products]
     copies = [(x, size) for (less, _), (size, x) in by_size if less < size]
     if len(copies) < len(products) or not all(
