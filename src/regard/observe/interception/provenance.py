@@ -1,9 +1,8 @@
 """Provenance of tensors: what each tensor of a running module was made from, to distinguish cross attention from self."""
 
 import weakref
-from collections.abc import Iterator
 from functools import cache
-from itertools import chain, count
+from itertools import count
 from typing import Any, NamedTuple
 
 import torch
@@ -111,13 +110,9 @@ class ModuleFrame:
         """Whether a function or a child module has run in it."""
         return bool(self.noted or self.made)
 
-    def iterate_operations(self) -> Iterator[Operation]:
-        """Iterate over the operations that ran in it, in order."""
-        return chain(self.resolved, self.settled, self.noted)
-
     def list_operations(self) -> list[Operation]:
         """Return the operations that ran in it, in order."""
-        return [*self.iterate_operations()]
+        return [*self.resolved, *self.settled, *self.noted]
 
     @property
     def input_tensors(self) -> list[Tensor]:
