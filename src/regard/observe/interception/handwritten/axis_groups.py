@@ -62,7 +62,7 @@ def find_groups(
     tokens = count_tokens(table, queries, keys)
     value_dims = table.expand_dims(dims[1 - place])
     places = tuple(value_dims.index(axes) for axes in given if axes in value_dims)
-    has_places = not has_heads_alone and len(given) == len(places) in (1, 2)
+    has_places = weights.pairs and not has_heads_alone and len(given) == len(places) in (1, 2)
     folded = find_folded_heads(STATE.frames, product.operands[1 - place], places) if has_places else None
     if folded is not None:
         before, heads = split_folded_heads(table, given, folded)

@@ -19,23 +19,27 @@ FINE = 2.0**-16  # rounding up to which the sizes of the terms bound that of an 
 TIMES_NOISE = 4  # of the same recurrence rounded as its states are
 
 
-def compare_outputs(mechanism: LinearRecurrence, values: Tensor, outputs: Tensor, initial: Tensor | None) -> None:
+def compare_outputs(
+    mechanism: LinearRecurrence, values: Tensor, outputs: Tensor, initial: Tensor | None, skip_size: Tensor | None = None
+) -> None:
     """Compare a recurrence from an initial state (b, h, d, e) with the outputs (b, h, t, e) of all batch rows and heads.
 
-    Of long ones with many, some are compared. Raises UnreadableError if they differ, or if rounding hides whether they do.
+    skip_size (b, h, t) are the sums of the sizes of the products that `skip` adds up, perhaps to nearly 0. Of long ones with
+    many, some are compared. Raises UnreadableError if they differ, or if rounding hides whether they do.
     """
     b, h, t, e = outputs.shape
     entries = mechanism.tensors["q"].shape[3] * e
     count = min(b * h, max(PLANES, ENTRIES // (t * entries)))
     chosen = torch.linspace(0, b * h - 1, count, device=outputs.device).round().long()
     dtype = max((x.dtype for x in (outputs, values, *mechanism.tensors.values())), key=lambda one: torch.finfo(one).eps)
+    tensors = mechanism.tensors if skip_size is None else {**mechanism.tensors, "skip_size": skip_size}
 
     def select(x: Tensor, planes: Tensor) -> Tensor:
         batch, heads = planes // h, planes % h
         return x[batch if len(x) > 1 else batch * 0, heads // (h // x.shape[1])].double()
 
     for planes in chosen.split(max(1, BLOCK_ENTRIES // entries)):
-        parts = {name: select(x, planes) for name, x in mechanism.tensors.items()}
+        parts = {name: select(x, planes) for name, x in tensors.items()}
         state = None if initial is None else select(initial, planes)
         given = parts, select(values, planes), state, mechanism.is_strict
         compare_planes(given, select(outputs, planes), dtype)
@@ -80,8 +84,13 @@ def run_recurrence(
     decay = cast((parts["decay"] * parts.get("rates", 1.0)).exp()).expand(n, t, -1).unsqueeze(3)
     q, k = (parts[name].expand(n, t, -1).unsqueeze(3) for name in ("q", "k"))
     ones = values.new_ones(n, 1)
-    scale, skip = (
-        x.expand(n, t)[..., None, None] for x in (parts.get("key_scale", parts.get("beta", ones)), parts.get("skip", 0 * ones))
+    scale, skip, skip_size = (
+        x.expand(n, t)[..., None, None]
+        for x in (
+            parts.get("key_scale", parts.get("beta", ones)),
+            parts.get("skip", 0 * ones),
+            parts.get("skip_size", parts.get("skip", 0 * ones).abs()),
+        )
     )
     state = values.new_zeros(n, q.shape[2], e) if initial is None else initial
     bound, outputs, sizes = state.abs(), [], []
@@ -94,5 +103,6 @@ def run_recurrence(
         state, bound = cast(state + write), bound + write.abs()
         own = skip[:, i] * values[:, i, None]
         outputs.append(cast(cast(q[:, i] * (before if is_strict else state)).sum(1) + own.squeeze(1)))
-        sizes.append((q[:, i].abs() * (bound_before if is_strict else bound)).sum(1) + own.abs().squeeze(1))
+        own_size = skip_size[:, i] * values[:, i, None].abs()
+        sizes.append((q[:, i].abs() * (bound_before if is_strict else bound)).sum(1) + own_size.squeeze(1))
     return torch.stack(outputs, 1), torch.stack(sizes, 1)

@@ -96,11 +96,12 @@ def read_factors(loop: StateLoop, table: AxisTable, left: Tensor | None) -> Recu
     b, h = joiner.count(roles.batch), joiner.count(roles.heads)
     outputs = table.arrange(output.tensor, output.dims, (*rows, roles.width)).expand(b, h, t, -1)
     values = joiner.multiply(roles.values, (*rows, roles.width)).expand(b, h, t, outputs.shape[3]).contiguous()
-    mechanism = build_mechanism(loop, joiner, roles, tokens, (b, h, t))
+    own = read_own_products(joiner, roles, tokens.own_writes) if tokens.own_writes else None
+    mechanism = build_mechanism(loop, joiner, roles, tokens, (b, h, t), own)
     initial = None
     if loop.initial is not None:
         initial = table.arrange(loop.initial, loop.dims, (roles.batch, roles.heads, roles.features, roles.width))
-    compare_outputs(mechanism, values, outputs, initial)
+    compare_outputs(mechanism, values, outputs, initial, None if own is None else own.abs().sum(3))
     loop.is_recorded = True
     return RecurrenceFactors(mechanism, values, outputs, left)
 
@@ -181,9 +182,9 @@ def split_rows(table: AxisTable, dims: Dims, inner: set[int], time: Axes) -> tup
 
 
 def build_mechanism(
-    loop: StateLoop, joiner: TokenJoiner, roles: Roles, tokens: LoopTokens, shape: tuple[int, int, int]
+    loop: StateLoop, joiner: TokenJoiner, roles: Roles, tokens: LoopTokens, shape: tuple[int, int, int], own: Tensor | None
 ) -> LinearRecurrence:
-    """Return the recurrence of a loop, of a shape (b, h, t)."""
+    """Return the recurrence of a loop, of a shape (b, h, t), with the products that each token has of its own."""
     rows, dtype = (roles.batch, roles.heads, roles.time), score_dtype(roles.query.tensor.dtype)
     d = joiner.count(roles.features)
     q, k = (joiner.multiply(one, (*rows, roles.features)).expand(-1, -1, -1, d) for one in ([roles.query], roles.keys))
@@ -198,8 +199,8 @@ def build_mechanism(
     if tokens.is_strict:
         logs = parts["decay"] if rates is None else decay * rates
         parts["row_logs"] = -logs.to(dtype) if logs.shape[3] > 1 else -logs.squeeze(3).to(dtype)
-    if tokens.own_writes:
-        parts["skip"] = read_skip(joiner, roles, tokens.own_writes, q).to(dtype)
+    if own is not None:
+        parts["skip"] = own.sum(3).to(dtype)
     b, h, t = (max(x.shape[axis] for x in parts.values()) for axis in range(3))
     if (b, h, t) != shape:  # all factors are the same for every token
         name = "beta" if "beta" in parts else "key_scale"
@@ -207,12 +208,12 @@ def build_mechanism(
     return LinearRecurrence(**parts, is_strict=tokens.is_strict)
 
 
-def read_skip(joiner: TokenJoiner, roles: Roles, writes: Sequence[Write], q: Tensor) -> Tensor:
-    """Return what multiplies the value of each token itself, (b, h, t), by what it writes for its own query alone."""
-    factors, rows = joiner.join_all([write.factors for write in writes]), (roles.batch, roles.heads, roles.time)
+def read_own_products(joiner: TokenJoiner, roles: Roles, writes: Sequence[Write]) -> Tensor:
+    """Return the products (b, h, t, d) of queries with what each token writes for itself, whose sum multiplies its value."""
+    factors = joiner.join_all([write.factors for write in writes])
+    groups = roles.batch, roles.heads, roles.time, roles.features
     own = [one for one in factors if not any(one is value for value in roles.values)]
-    products = q * joiner.multiply(own, (*rows, roles.features))
-    return products.sum(3)
+    return joiner.multiply([roles.query], groups) * joiner.multiply(own, groups)
 
 
 def read_decays(loop: StateLoop, joiner: TokenJoiner, roles: Roles, writes: list[Write]) -> tuple[Tensor, Tensor | None]:
