@@ -2,8 +2,8 @@
 """The operands of the compiled attention loops: rows of numbers, and panels of rows in the layout of the register tiles.
 
 float32 numbers are stored as they are, one to a slot. bfloat16 numbers are stored in pairs, two to a uint32 slot, for tiles
-that multiply pairs: two neighbors of a row for sums along rows, one from each of two rows for sums over rows. `each` is how
-many numbers a slot holds; a last slot with one number only is padded with 0.
+that multiply pairs: two neighbors of a row for sums along rows, one from each of two rows for sums over rows. A last
+slot with one number only is padded with 0.
 """
 
 import numpy as np
@@ -19,7 +19,7 @@ NOTHING = np.uint16(0)
 
 
 def numbers_per_slot(x):
-    """Return how many numbers a slot of x holds, of an array in memory or of one made by `made`: 1, or 2 for bfloat16."""
+    """Return how many numbers a slot of x holds, of an array in memory or of one of slots: 1, or 2 for bfloat16."""
 
 
 def allocate_slots(x, shape):
@@ -46,16 +46,8 @@ def pack_panels(x, place, step, count, width, panels):
     """Copy rows of x to panels (numbers of a row / COLUMNS, slots of a column, COLUMNS)."""
 
 
-def load_rows(x, place, step, count, width, rows):
-    """Copy rows of x to rows (rows, slots of a row), and set the other rows to 0."""
-
-
-def copy_row_scores(scores, r, first, last, rows):
-    """Copy some scores of a row to the array that `beside` returned."""
-
-
 def copy_score_pairs(scores, rows, r, first, last, couples):
-    """Copy some scores of two rows to the array that `beside` returned, and from there to the one that `below` returned."""
+    """Copy some scores of two rows to the operand that is summed along rows, and from there to the one summed over rows."""
 
 
 @overload(numbers_per_slot, inline="always")
@@ -140,40 +132,15 @@ def overload_pack_panels(x, place, step, count, width, panels):
     return pack_pairs if is_bfloat16(panels) else pack_singles
 
 
-@overload(load_rows)
-def overload_load_rows(x, place, step, count, width, rows):
-    """Return the implementation that numba compiles for these types."""
-
-    def load_slots(x, place, step, count, width, rows):
-        taken = view_numbers(rows)
-        for r in range(count):
-            copy_numbers(x[place + r * step : place + r * step + width], taken[r])
-        rows[count:] = 0
-
-    return load_slots
-
-
-@overload(copy_row_scores)
-def overload_copy_row_scores(scores, r, first, last, rows):
-    """Return the implementation that numba compiles for these types."""
-
-    def copy_rounded(scores, r, first, last, rows):
-        stride = scores.shape[1]
-        store_scaled_row(scores, r * stride + first, ONE, view_numbers(rows), r * stride + first, last - first)
-
-    return copy_rounded if is_bfloat16(rows) else (lambda scores, r, first, last, rows: None)
-
-
 @overload(copy_score_pairs)
 def overload_copy_score_pairs(scores, rows, r, first, last, couples):
     """Return the implementation that numba compiles for these types."""
 
     def copy_pairs(scores, rows, r, first, last, couples):
-        copy_row_scores(scores, r, first, last, rows)
-        copy_row_scores(scores, r + 1, first, last, rows)
-        stride, halves = scores.shape[1], view_numbers(rows)
-        upper = r * stride + first
-        pack_row_pairs(halves, upper, halves, upper + stride, couples, r // 2 * stride + first, last - first)
+        stride, halves, upper, count = scores.shape[1], view_numbers(rows), r * scores.shape[1] + first, last - first
+        store_scaled_row(scores, upper, ONE, halves, upper, count)
+        store_scaled_row(scores, upper + stride, ONE, halves, upper + stride, count)
+        pack_row_pairs(halves, upper, halves, upper + stride, couples, r // 2 * stride + first, count)
 
     return copy_pairs if is_bfloat16(couples) else (lambda scores, rows, r, first, last, couples: None)
 
@@ -181,6 +148,15 @@ def overload_copy_score_pairs(scores, rows, r, first, last, couples):
 def is_bfloat16(x):
     """Return whether an array's type is that of bfloat16 numbers, single (uint16) or in pairs (uint32)."""
     return x.dtype in (types.uint16, types.uint32)
+
+
+@njit_inlined()
+def load_rows(x, place, step, count, width, rows):
+    """Copy rows of x to rows (rows, slots of a row), and set the other rows to 0."""
+    taken = view_numbers(rows)
+    for r in range(count):
+        copy_numbers(x[place + r * step : place + r * step + width], taken[r])
+    rows[count:] = 0
 
 
 @njit_inlined()
