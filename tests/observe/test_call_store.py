@@ -38,6 +38,12 @@ class CachedHeads(nn.Module):
         scores = q @ k.mT / math.sqrt(D)
         if self.form == "a mask that is added after a softcap":
             weights = (SOFTCAP * torch.tanh(scores / SOFTCAP) + shown).softmax(-1)
+        elif self.form.startswith("a mask in a bias"):
+            padded = torch.arange(k.shape[2]) < torch.arange(B).view(-1, 1, 1, 1) * 2
+            slopes = torch.linspace(0.1, 1, H).view(H, 1, 1) * torch.arange(k.shape[2])
+            smallest = torch.finfo(x.dtype).min if self.form.endswith("smallest") else -1e9
+            bias = slopes + torch.zeros(()).masked_fill(~shown | padded, smallest)
+            weights = (scores + bias).softmax(-1)
         elif self.form == "sinks":
             weights = torch.cat([scores, self.sinks.expand(B, H, t, 1)], -1).softmax(-1)[..., :-1]
         else:
@@ -62,6 +68,21 @@ def test_unwritten_slots_that_a_model_attends_to_are_a_sink(form, in_float64):
     context = joined.dense() @ run.values(0)
     torch.testing.assert_close(context, torch.cat(outputs, 2), rtol=0, atol=EQUAL)
     assert any("unwritten slots of a cache or padding" in note for note in recording.notes)
+
+
+@pytest.mark.parametrize("form", ["a mask in a bias, the smallest", "a mask in a bias, -1e9"])
+def test_slots_that_a_bias_hides_are_no_sink(form, in_float64):
+    torch.manual_seed(7)
+    model = nn.Sequential(CachedHeads(form))
+    with torch.no_grad(), record(model) as recording:
+        for n in (PROMPT, *[1] * (TOKENS - PROMPT)):
+            model(torch.randn(B, n, H))
+    assert not recording.missed
+    own = torch.cat([one[..., :TOKENS] for one in model[0].weights], 2)
+    is_token = torch.arange(TOKENS) >= torch.arange(B).unsqueeze(-1) * 2
+    found, expected = (x.transpose(1, 2)[is_token] for x in (recording.map(0).dense(), own))
+    torch.testing.assert_close(found, expected, rtol=0, atol=EQUAL)
+    assert not any("unwritten" in note for note in recording.notes)
 
 
 def test_steps_with_unwritten_slots_and_one_without_are_no_single_map(in_float64):

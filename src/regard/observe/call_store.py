@@ -12,6 +12,7 @@ from regard.mechanism.request import autocast_tensor, is_autocast_on
 from regard.mechanism.scores import default_scale, score_dtype
 from regard.observe.call_graph import CallGraph
 from regard.observe.interception.attention_call import AttentionCall
+from regard.observe.interception.handwritten.score_formula import FILLED, UNDERFLOW, bound_products
 from regard.observe.kv_history import CacheMatch, KVHistory, StoredCall
 from regard.observe.mask_inference import find_visible_end
 from regard.observe.selection import Selection
@@ -158,7 +159,8 @@ def fold_unwritten_slots(call: AttentionCall, filled: int) -> AttentionCall:
 
     Each has the score 0 and adds nothing to the context, as a sink does. A sink is the same for all queries; their number of
     unwritten slots is not, so the bias of each row is lowered instead. The call itself if there are none, or if one query does
-    not see them. `filled` is the number of slots that are known to be written: a token's key and value may be 0 too.
+    not see them; without the slots, and without a sink, if a bias hides them. `filled` is the number of slots that are known to
+    be written: a token's key and value may be 0 too.
     """
     new, n = call.q.shape[2], call.k.shape[2]
     can_be_cache = call.can_use_cache and call.weight is None and n > max(new, filled) and call.q.numel() > 0
@@ -175,14 +177,26 @@ def fold_unwritten_slots(call: AttentionCall, filled: int) -> AttentionCall:
     bias = call.q.new_zeros(1, 1, 1, n) if call.bias is None else call.bias
     bias = bias.detach().to(score_dtype(call.q.dtype))
     weight = bias[..., written:].masked_fill(~seen, -math.inf).logsumexp(-1, keepdim=True)  # (b or 1, h or 1, q, 1)
-    if not weight.isfinite().all():
+    k, v = call.k[:, :, :written], None if call.v is None else call.v[:, :, :written]
+    mask, bias = call.mask.truncate(keys=written), bias[..., :written]
+    is_hidden = hides_slots(call, weight, bias.masked_fill(~mask.block(queries, slots[:written], call.offset), -math.inf))
+    if is_hidden.all():
+        return replace(call, k=k, v=v, mask=mask, bias=bias)
+    if is_hidden.any() or not weight.isfinite().all():
         return call
     if call.sinks is None:
         sinks, lowered = torch.zeros(call.q.shape[1], dtype=weight.dtype, device=seen.device), -weight
     else:
         sinks, lowered = call.sinks, call.sinks.view(-1, 1, 1) - weight.logaddexp(call.sinks.view(-1, 1, 1))
-    k, v = call.k[:, :, :written], None if call.v is None else call.v[:, :, :written]
     note = "; ".join(filter(None, (call.note, UNWRITTEN)))
-    return replace(
-        call, k=k, v=v, mask=call.mask.truncate(keys=written), bias=bias[..., :written] + lowered, sinks=sinks, note=note
-    )
+    return replace(call, k=k, v=v, mask=mask, bias=bias + lowered, sinks=sinks, note=note)
+
+
+def hides_slots(call: AttentionCall, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return whether the bias of each row hides slots of this weight, the logarithm of a sum, beside the written ones.
+
+    A row whose keys are all hidden is padding: its weights are those of the written keys alone.
+    """
+    largest = bias.amax(-1, keepdim=True)
+    reach = bound_products(call.q, call.k, default_scale(call.q) if call.scale is None else call.scale) + UNDERFLOW
+    return (weight < largest - reach) | (torch.maximum(weight, largest) <= FILLED)
