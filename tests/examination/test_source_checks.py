@@ -1,11 +1,14 @@
 """Keys and values are followed to the argument that they come from."""
 
+import inspect
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from examination.right_variants import Cross, DecoderBlock
-from examination.wrong_sources import C, CrossIgnored, CrossKeysOfItself, CrossOfItself, KeyOfQuery
+from examination.wrong_sources import C, CrossIgnored, CrossKeysOfItself, CrossOfItself, KeyOfQuery, join, split
 from regard import Causal, Everything, examine
 from regard.examination.source_checks import WHAT
 
@@ -61,3 +64,74 @@ def test_a_mask_is_no_source():
 def test_a_module_of_one_sequence_yields_nothing():
     report = examine(nn.MultiheadAttention(C, 4, batch_first=True), expects=Causal())
     assert not report.findings
+
+
+class Named(Cross):
+    """Cross attention of sequences a and b, which make queries, keys and values as `roles` states."""
+
+    def __init__(self, roles):
+        super().__init__()
+        self.roles = roles
+
+    def attend(self, a, b):
+        q, k, v = (f(a if role == "a" else b) for f, role in zip((self.to_q, self.to_k, self.to_v), self.roles, strict=True))
+        return self.to_out(join(F.scaled_dot_product_attention(split(q), split(k), split(v))))
+
+    def forward(self, x, latents):
+        return self.attend(x, latents)
+
+
+class Short(Named):
+    def forward(self, x, ctx):
+        return self.attend(x, ctx)
+
+
+class MemoryFirst(Named):
+    def forward(self, memory, x):
+        return self.attend(memory, x)
+
+
+SAME = {"expects": Everything(), "sample": (X, X.roll(1, 1) * 0.9)}
+
+
+@pytest.mark.parametrize("made", [Named, Short, MemoryFirst])
+@pytest.mark.parametrize(("roles", "unused"), [("aaa", 1), ("bbb", 0)])
+def test_a_sequence_that_nothing_depends_on_is_found_whatever_its_name(made, roles, unused):
+    finding = examine(made(roles), **SAME).findings[0]
+    name = list(inspect.signature(made.forward).parameters)[unused + 1]
+    assert finding.kind == "wrong roles"
+    assert f"depends on {name}" in finding.evidence
+    assert "no output depends on it" in finding.evidence
+
+
+@pytest.mark.parametrize(("made", "roles"), [(Named, "abb"), (Short, "abb"), (MemoryFirst, "baa")])
+def test_cross_attention_of_sequences_of_any_names_is_checked(made, roles):
+    report = examine(made(roles), **SAME)
+    assert report, str(report)
+    assert WHAT in [one.what for one in report.checked]
+
+
+@pytest.mark.parametrize("roles", ["baa", "aab", "aba"])
+def test_other_roles_are_a_finding_of_a_named_source_and_unknown_of_another_name(roles):
+    assert examine(Short(roles), **SAME).findings[0].kind == "wrong roles"
+    report = examine(Named(roles), **SAME)
+    assert not report.findings
+    assert any(one.what.startswith("whether latents is used in its role") for one in report.unknown)
+
+
+class GatedBy(nn.Module):
+    """Self attention whose output is multiplied by numbers of a condition for each token; its weights may start at zero."""
+
+    def __init__(self, is_zero):
+        super().__init__()
+        self.attention, self.gate = Named("aaa"), nn.Linear(C, C)
+        if is_zero:
+            nn.init.zeros_(self.gate.weight)
+
+    def forward(self, x, cond):
+        return x + self.gate(cond) * self.attention(x, x)
+
+
+@pytest.mark.parametrize("is_zero", [False, True])
+def test_a_condition_that_gates_the_output_is_no_finding(is_zero):
+    assert not examine(GatedBy(is_zero), **SAME).findings

@@ -27,7 +27,7 @@ from regard.examination.inplace_writes import watch_writes
 from regard.examination.probe_runner import run_probes
 from regard.examination.probes.raises import report_refusal
 from regard.examination.progress import ExaminationProgress
-from regard.examination.report import Checked, Finding, Report
+from regard.examination.report import Checked, Finding, Report, Unknown
 from regard.examination.restore_state import preserve_state
 from regard.examination.time_limit import UNLIMITED, TimeLimit, TimeLimitError
 from regard.mechanism import Causal, Mask
@@ -145,7 +145,7 @@ def examine_step_by_step(
         return stateful_calls.prepend_results(report, [*state_results, *writes.report_changes(), *sources])
 
 
-def check_argument_roles(subject: Any, chosen: SubjectAdapter, case: Case) -> Iterator[Finding | Checked]:
+def check_argument_roles(subject: Any, chosen: SubjectAdapter, case: Case) -> Iterator[Finding | Checked | Unknown]:
     """Yield whether a module (query, key, value) -> context uses each argument in its role, with three different sequences."""
     names = [one.removesuffix("=") for one in list_required_arguments(get_uncompiled(subject)) or ()]
     if chosen.form != "x" or chosen.module is None or chosen.rank != 3 or len(names) != 3 or parse_roles(names) is None:

@@ -15,12 +15,16 @@ from regard.examination.adapters import get_dtype_and_device
 from regard.examination.attention_output import list_parts
 from regard.examination.call_conventions import get_signature_owner, list_required_arguments, parse_role, parse_roles
 from regard.examination.inner_calls import InnerCall, record_inner_calls
-from regard.examination.report import Checked, Finding
+from regard.examination.report import Checked, Finding, Unknown
+from regard.examination.zero_weights import find_zero_weights
 
-SOURCE = re.compile(r"context|memory|cross|encoder|source|src|cond|kv|other|image|text|^y$|^z$|^xa$")
+SOURCE = re.compile(
+    r"context|memory|cross|encoder|source|src|cond|kv|other|image|text|^y$|^z$|^xa$|(?:^|_)(?:ctx|mem|enc)(?:_|$)"
+)
 ASIDE = re.compile(r"mask|cache|past|bias|pos|weight|len|cos|sin|rot|freq")
 TOKENS, MOST_WIDTHS = 6, 4  # of sequences that are guessed
 WHAT = "keys and values come from the argument that is meant for them"
+NAMES = "arguments whose names state their roles, as forward(x, context)"
 CURE = "Project keys and values from it: k = to_k({0}), v = to_v({0}), and queries from the other sequence."
 
 
@@ -29,6 +33,16 @@ class Moves(NamedTuple):
 
     calls: list[tuple[str, str]]  # of each call: its module, and the letters of q, k and v that move
     output: bool
+
+    @property
+    def is_aside(self) -> bool:
+        """Whether no query, key or value of any call moves."""
+        return not any(letters for _, letters in self.calls)
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether nothing moves."""
+        return self.is_aside and not self.output
 
 
 def bind_inputs(subject: Any, sample: Any) -> dict[str, Any]:
@@ -65,26 +79,33 @@ def guess_inputs(subject: Any, module: nn.Module | None) -> dict[str, Tensor]:
     return {}
 
 
-def check_sources(module: nn.Module, call: Callable[..., object], given: Mapping[str, Any]) -> Iterator[Finding | Checked]:
+def check_sources(
+    module: nn.Module, call: Callable[..., object], given: Mapping[str, Any]
+) -> Iterator[Finding | Checked | Unknown]:
     """Yield whether each attention call reads keys and values from the argument whose name says so: context, or key and value.
 
+    Of two sequences of other names, one that nothing depends on is found, and one that has part of a role is not known.
     `call` takes the arguments by name. Nothing is yielded for a module with one sequence, or if nothing was recorded.
     """
     sequences = [name for name, one in given.items() if is_sequence(one) and not ASIDE.search(name)]
     trio = parse_roles(sequences[:3]) is not None if len(sequences) >= 3 else False
-    others = sequences[:3] if trio else [name for name in sequences[1:] if SOURCE.search(name)]
-    if not others or (not trio and len(sequences) < 2):
+    named = sequences[:3] if trio else [name for name in sequences[1:] if SOURCE.search(name)]
+    if not named and len(sequences) != 2:
         return
+    others = named or [next((name for name in sequences if SOURCE.search(name)), sequences[1])]
     before = run_calls(module, call, given)
     if before is None or not before[0]:
         return
-    for name in others:
+    for name in others if trio else [*others, *(name for name in sequences if name not in others)]:
         moves = measure_moves(module, call, given, name, before)
-        if moves is None:
+        if moves is None or (moves.is_unused and find_zero_weights(module)):  # zeros may hide what it does
             return
-        wrong = find_wrong_role(moves, name) if trio else find_wrong_source(moves, name)
+        wrong = find_wrong_role(moves, name) if trio else find_wrong_source(moves, name, name in others)
+        if wrong is not None and (trio or moves.is_unused or (named and not moves.is_aside)):
+            yield Finding("wrong roles", wrong[1], CURE.format("key" if trio else others[0]), 2.0, "source", wrong[0])
+            return
         if wrong is not None:
-            yield Finding("wrong roles", wrong[1], CURE.format("key" if trio else name), 2.0, "source", wrong[0])
+            yield Unknown(f"whether {name} is used in its role: {wrong[1]}", NAMES)
             return
     yield Checked(WHAT, f"{' and '.join(others)} replaced, one at a time")
 
@@ -139,13 +160,17 @@ def differs(x: Tensor, y: Tensor | None) -> bool:
     return y is None or x.shape != y.shape or bool((x - y).abs().max() > 1e-5 * x.abs().max())
 
 
-def find_wrong_source(moves: Moves, name: str) -> tuple[str, str] | None:
-    """Return the module that does not read keys and values from another sequence, and the evidence; None if each does."""
-    if not any(letters for _, letters in moves.calls):
+def find_wrong_source(moves: Moves, name: str, is_source: bool) -> tuple[str, str] | None:
+    """Return the module that does not read keys and values from another sequence, and the evidence; None if each does.
+
+    Of a sequence that is no source, only that nothing depends on it is returned.
+    """
+    if moves.is_unused or (is_source and moves.is_aside):
         where = moves.calls[-1][0]
         does = f"no query, key or value of {where or 'the layer'} depends on {name}"
-        return where, f"{does}: it attends to its own sequence" + ("" if moves.output else ", and so no output depends on it")
-    for where, letters in moves.calls:
+        does += ": it attends to its own sequence" if is_source else ""
+        return where, does + ("" if moves.output else ", and so no output depends on it")
+    for where, letters in moves.calls if is_source else ():
         if letters == "q":
             return where, f"in {where or 'the layer'} queries depend on {name}, but keys and values do not: they are exchanged"
         if letters in ("k", "v", "qk", "qv"):

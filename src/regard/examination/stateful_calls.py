@@ -12,11 +12,11 @@ from regard.examination.attention_output import AttentionOutput
 from regard.examination.cache_reset import Reset, find_reset
 from regard.examination.call_conventions import AttentionFunction
 from regard.examination.inputs import InputShapes
-from regard.examination.report import Checked, Finding, Report
+from regard.examination.report import Checked, Finding, Report, Unknown
 from regard.examination.restore_state import seed_generators
 from regard.examination.snapshot import take_snapshot
 
-Said = list[Finding | Checked]
+Said = list[Finding | Checked | Unknown]
 CLOSE = 1e3  # times rounding: calls of parts sum in another order
 FORGET = "Keep no state in the module that changes the output of its next call, or reset it for each sequence."
 PARTS = "two calls on parts of a sequence give the outputs of one call on all of it; it was reset before all other calls"
@@ -158,7 +158,10 @@ def wrap_calls(subject: SubjectAdapter, wrap: Callable[[AttentionFunction], Atte
 
 
 def prepend_results(report: Report, results: Said) -> Report:
-    """Return a report with the results about state first."""
+    """Return a report with further results, their findings first."""
     findings = tuple(one for one in results if isinstance(one, Finding))
     checked = tuple(one for one in results if isinstance(one, Checked))
-    return replace(report, findings=findings + report.findings, checked=report.checked + checked)
+    unknown = tuple(one for one in results if isinstance(one, Unknown))
+    return replace(
+        report, findings=findings + report.findings, checked=report.checked + checked, unknown=report.unknown + unknown
+    )
