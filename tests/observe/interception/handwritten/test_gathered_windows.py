@@ -133,6 +133,23 @@ def test_attention_over_gathered_windows_has_a_row_for_each_query(windows, form,
     torch.testing.assert_close(context, expected, rtol=0, atol=EQUAL)
 
 
+class Attend(nn.Module):
+    """Attention to windows that the module around it gathered."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return add_up(q, k, v.contiguous())
+
+
+@pytest.mark.parametrize("windows", ["gather", "nn.Unfold", "rolls", "cuts"])
+def test_windows_that_another_module_gathered_are_recorded(windows):
+    part = Neighborhood(WINDOWS[windows], Attend())
+    recording, _ = record_and_compare(nn.Sequential(part), lambda model: model(torch.randn(B, C, ROWS, COLUMNS)))
+    (call,) = recording.calls
+    assert (call.name, call.kind) == ("0.attend", "self")
+    found, expected = (x.reshape(B, K, T).sort(2).values for x in (call.map.dense().view(B, T, K).mT, part.weights))
+    torch.testing.assert_close(found, expected, rtol=0, atol=EQUAL)
+
+
 def loop(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     weights = torch.stack([(q * one).sum(1) for one in cut(k)], 1).softmax(1)
     return sum(weights[:, n, None] * one for n, one in enumerate(cut(v)))
@@ -379,6 +396,34 @@ GATES = {
     "pooling": lambda self, x, w, v: torch.stack(shift(v), 2).amax(2) * w + F.avg_pool1d(v.mT, 3, 1, 1).mT,
     "an embedding": lambda self, x, w, v: (w.unsqueeze(-1) * self.table[torch.arange(T)[:, None] % C + torch.arange(C)]).sum(2),
 }
+
+
+class GroupGate(nn.Module):
+    """Gates of groups of the features of each token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weigh = nn.Linear(C, H)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.weigh(x).softmax(-1).unsqueeze(-1) * x.unflatten(-1, (H, D))).sum(-2)
+
+
+class Picked(nn.Module):
+    """A module of tokens of which each was picked twice."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part(x[:, torch.arange(2 * T) // 2])
+
+
+def test_gates_of_tokens_that_another_module_picked_are_neither_recorded_nor_missed():
+    model = nn.Sequential(Picked(GroupGate()))
+    recording, _ = record_and_compare(model, lambda m: m(torch.randn(B, T, C)))
+    assert not recording.calls
 
 
 @pytest.mark.parametrize("is_inference", [False, True], ids=["", "inference"])

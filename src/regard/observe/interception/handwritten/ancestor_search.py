@@ -226,7 +226,7 @@ def is_residual(frames: list[ModuleFrame], x: Tensor, result: Tensor) -> bool:
 def walk_back(
     frames: list[ModuleFrame], x: Sized | list[Sized], goes_on: Callable[[Operation, int, int], bool]
 ) -> Iterator[tuple[ModuleFrame, Sized, list[Operation]]]:
-    """Generate the tensors that some were made from, with the operations that made each, in the frames from the innermost.
+    """Generate the tensors that one or several were made from, with the operations that made each, innermost frames first.
 
     goes_on(maker, n, size) chooses the arguments of n entries by which the search goes on from a result of `size` entries.
     """

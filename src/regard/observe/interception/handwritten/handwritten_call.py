@@ -237,8 +237,9 @@ def build_call(
             reason = f"its formula differs from its weights by {difference:.2g}"
         except UnreadableError as error:
             reason = str(error)
-    if not (trace.pairs or groups.queries) and (title := name_windows(STATE.frames[-1], product_call.values, trace.extent)):
-        if multiplies_tokens(STATE.frames[-1], product_call.tensor):
+    weights, values, frames = product_call.tensor, product_call.values, STATE.frames
+    if not (trace.pairs or groups.queries) and (title := name_windows(frames, weights, values, trace.extent)):
+        if multiplies_tokens(frames[-1], weights):
             return store_weights(trace, matrix, v, kernel, reason or OWN_KEYS), None
         reason = "; ".join(filter(None, (reason, OWN_VALUES.format(title))))
         return replace(store_weights(trace, matrix, v, kernel, reason), is_cross=True), None

@@ -41,7 +41,7 @@ def reads_windows(frames: list[ModuleFrame], weights: Tensor, values: Tensor, ex
     rows = weights.numel() // extent if extent else 0
     if not is_row_for_each_token(frames, rows) or frames[-1].find_contents(weakref.ref(weights)) != TOKEN:
         return False
-    return bool(name_windows(frames[-1], values, extent))
+    return bool(name_windows(frames, weights, values, extent))
 
 
 def is_row_for_each_token(frames: list[ModuleFrame], rows: int) -> bool:
@@ -63,13 +63,21 @@ def count_tokens_of_inputs(frames: list[ModuleFrame]) -> list[int]:
     return counts or [x.shape[0] for x in inputs if x.dim() == 2]
 
 
-def name_windows(frame: ModuleFrame, values: Tensor, extent: int) -> str:
-    """Return what weighs values that are windows of `extent` tokens, or tokens sampled at places; nothing for other values."""
-    parts = list_joined(frame, (weakref.ref(values), values.numel()))
-    if len(parts) == extent and are_moved_copies(frame, parts):
-        return CONVOLUTION
-    names = {name_part(frame, part, len(parts) > 1) for part in parts}
-    return names.pop() if len(names) == 1 else ""
+def name_windows(frames: list[ModuleFrame], weights: Tensor, values: Tensor, extent: int) -> str:
+    """Return what weighs values that are windows of `extent` tokens, or tokens sampled at places; nothing for other values.
+
+    Another module may have gathered them if products of queries and keys made the weights.
+    """
+    x = weakref.ref(values), values.numel()
+    for frame in reversed(frames if multiplies_tokens(frames[-1], weights) else frames[-1:]):
+        parts = list_joined(frame, x)
+        if len(parts) == extent and are_moved_copies(frame, parts):
+            return CONVOLUTION
+        x = parts[0]
+        if len(parts) > 1 or find_maker(frame, x[0]) is not None:  # else an argument of the module
+            names = {name_part(frame, part, len(parts) > 1) for part in parts}
+            return names.pop() if len(names) == 1 else ""
+    return ""
 
 
 def list_joined(frame: ModuleFrame, x: Sized, max_joins: int = MAX_JOINS) -> list[Sized]:
