@@ -48,6 +48,11 @@ class Lookup(NamedTuple):
             return None
         return read_rows(self.indices[0], self.axis)
 
+    def count_picks(self) -> int:
+        """Return how many entries were looked up, in each sample if the indices of each are of whole entries."""
+        rows = self.read_index()
+        return torch.broadcast_shapes(*(one.shape for one in self.indices)).numel() if rows is None else rows.shape[-1]
+
     def has_repeats(self) -> bool:
         """Return whether an entry was looked up more than once; False for a mask."""
         if any(one.dtype in MASKS for one in self.indices):

@@ -356,6 +356,12 @@ def swap(self, x, w, v):
     return (w.unsqueeze(-1) * one.unsqueeze(2).expand(-1, -1, C, -1)).sum(2)
 
 
+def gate_groups(self, x, w, v):
+    """Tokens that were repeated by an index, with gates of groups of their features."""
+    repeats = torch.arange(3 * T) // 3
+    return (self.weigh(x)[:, repeats, :H].softmax(-1).unsqueeze(-1) * v[:, repeats].unflatten(-1, (H, D))).sum(2)
+
+
 GATES = {
     "a router": route,
     "a router that sorts": unsort,
@@ -364,6 +370,7 @@ GATES = {
     "the best tokens": pick_tokens,
     "a sampler": draw,
     "tensors that change places": swap,
+    "repeated tokens": gate_groups,
     "a loss": contrast,
     "chunks of features": lambda self, x, w, v: (w.unsqueeze(-1) * torch.stack(v.chunk(C, -1), 2)).sum(2),
     "copies": lambda self, x, w, v: (w.unsqueeze(-1) * torch.stack([v] * C, 2)).sum(2),

@@ -46,21 +46,21 @@ def reads_windows(frames: list[ModuleFrame], weights: Tensor, values: Tensor, ex
 
 def is_row_for_each_token(frames: list[ModuleFrame], rows: int) -> bool:
     """Return whether rows of weights may be some for each token of an input."""
-    return any(not rows % count for count in count_tokens_of_inputs(frames))
+    return any(not rows % (samples * tokens) for samples, tokens in count_tokens_of_inputs(frames))
 
 
-def count_tokens_of_inputs(frames: list[ModuleFrame]) -> list[int]:
-    """Return the numbers of tokens, of all samples, that inputs (b, ..., c), (b, c, ...) or ids (b, t) may have.
+def count_tokens_of_inputs(frames: list[ModuleFrame]) -> list[tuple[int, int]]:
+    """Return the numbers of samples, and of tokens of each, that inputs (b, ..., c), (b, c, ...) or ids (b, t) may have.
 
     Those of inputs (t, c) count if there are no others: each row may be a sample. Unlike the axes along which products may be
     summed, those of a single token do not: any number of rows is a multiple of it.
     """
     inputs = [x for frame in frames for x in frame.input_tensors if not x.is_nested and x.numel()]
-    counts = [x.numel() for x in inputs if x.dim() == 2 and not x.is_floating_point()]
+    counts = [(x.shape[0], x.shape[1]) for x in inputs if x.dim() == 2 and not x.is_floating_point()]
     for x in inputs:
         tokens = (x.shape[1:-1].numel(), x.shape[2:].numel()) if x.dim() > 2 else ()
-        counts += [x.shape[0] * count for count in tokens if count > 1]
-    return counts or [x.shape[0] for x in inputs if x.dim() == 2]
+        counts += [(x.shape[0], count) for count in tokens if count > 1]
+    return counts or [(1, x.shape[0]) for x in inputs if x.dim() == 2]
 
 
 def name_windows(frames: list[ModuleFrame], weights: Tensor, values: Tensor, extent: int) -> str:
@@ -68,14 +68,16 @@ def name_windows(frames: list[ModuleFrame], weights: Tensor, values: Tensor, ext
 
     Another module may have gathered them if products of queries and keys made the weights.
     """
-    x = weakref.ref(values), values.numel()
-    for frame in reversed(frames if multiplies_tokens(frames[-1], weights) else frames[-1:]):
+    x, picks = (weakref.ref(values), values.numel()), set[int]()
+    if not multiplies_tokens(frames[-1], weights):
+        frames, picks = frames[-1:], {tokens * extent for _, tokens in count_tokens_of_inputs(frames)}
+    for frame in reversed(frames):
         parts = list_joined(frame, x)
         if len(parts) == extent and are_moved_copies(frame, parts):
             return CONVOLUTION
         x = parts[0]
         if len(parts) > 1 or find_maker(frame, x[0]) is not None:  # else an argument of the module
-            names = {name_part(frame, part, len(parts) > 1) for part in parts}
+            names = {name_part(frame, part, len(parts) > 1, picks) for part in parts}
             return names.pop() if len(names) == 1 else ""
     return ""
 
@@ -110,8 +112,11 @@ def strip_maker(maker: Operation) -> str:
     return "unfold" if issubclass(maker.child, nn.Unfold) else "pad" if maker.child.__module__ == PADDING else ""
 
 
-def name_part(frame: ModuleFrame, part: Sized, is_joined: bool) -> str:
-    """Return what weighs windows that one function made, or samples; nothing for other values, joined with others or not."""
+def name_part(frame: ModuleFrame, part: Sized, is_joined: bool, picks: set[int]) -> str:
+    """Return what weighs windows that one function made, or samples; nothing for other values, joined with others or not.
+
+    `picks` are the numbers of tokens that all windows of a sample may have; any number if it is empty.
+    """
     x, size = part
     for _ in range(MAX_STEPS):
         maker = find_maker(frame, x)
@@ -121,14 +126,15 @@ def name_part(frame: ModuleFrame, part: Sized, is_joined: bool) -> str:
         if core in WINDOWS:
             return WINDOWS[core] if core == "grid_sample" or maker.sizes[0] < size else ""
         if maker.lookup is not None:
-            return name_lookup(frame, maker, maker.lookup, size, is_joined)
+            may_be_windows = not (is_joined or (picks and maker.lookup.count_picks() not in picks))
+            return name_lookup(frame, maker, maker.lookup, size, may_be_windows)
         if not (is_layout(maker) or core in CUTS):
             break
         x, size = maker.given[0], min(size, maker.sizes[0])
     return ""
 
 
-def name_lookup(frame: ModuleFrame, maker: Operation, lookup: Lookup, size: int, is_joined: bool) -> str:
+def name_lookup(frame: ModuleFrame, maker: Operation, lookup: Lookup, size: int, may_be_windows: bool) -> str:
     """Return what weighs `size` entries of tokens that an operation looked up; nothing if they are neither windows nor samples.
 
     Windows have more entries than the tokens. Samples are of places that the module computed from tokens.
@@ -137,7 +143,7 @@ def name_lookup(frame: ModuleFrame, maker: Operation, lookup: Lookup, size: int,
         return ""
     if any(frame.find_contents(one) == TOKEN and frame.find_makers(one) for one in lookup.given):
         return SAMPLING if maker.sizes[0] != size or lookup.has_repeats() else ""  # tokens in another order
-    return CONVOLUTION if not is_joined and count_distinct(frame, maker.given[0], maker.sizes[0]) < size else ""
+    return CONVOLUTION if may_be_windows and count_distinct(frame, maker.given[0], maker.sizes[0]) < size else ""
 
 
 def count_distinct(frame: ModuleFrame, x: TensorRef, size: int) -> int:
