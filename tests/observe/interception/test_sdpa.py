@@ -56,6 +56,13 @@ def test_the_kernel_is_intercepted_by_whatever_name_it_is_called(build):
     assert_map(recording.map(0), compute_weights(q, k), q, k)
 
 
+@pytest.mark.parametrize("shape", [(B, H, 0, D), (0, H, Q, D), (2, 3, H, 0, D)])
+def test_a_call_without_tokens_or_rows_is_recorded(shape):
+    recording, _ = record_and_compare(Kernel(), lambda m: m(*torch.randn(3, *shape)))
+    b, h, q = torch.Size(shape[:-3]).numel(), *shape[-3:-1]
+    assert recording.calls[0].map.shape == (b, h, q, q)
+
+
 @pytest.mark.parametrize("lead", [(), (B,), (B, 3), (2, 1, 3)])
 def test_any_number_of_axes_of_batch(lead):
     q, k, v = qkv(*lead)

@@ -72,6 +72,8 @@ def find_places_before(maker: Operation, places: tuple[int, ...]) -> tuple[int, 
         keeps = maker.name in SAME_AXES or infer_role(maker.name) in (Role.MULTIPLY, Role.ADD)
         return places if keeps else None
     before, after, args, kwargs = layout
+    if 0 in before:
+        return None
     if maker.name in PERMUTES:
         sample = torch.empty_strided(before, [*range(1, len(before) + 1)], device="meta")
         order = [stride - 1 for stride in getattr(Tensor, maker.name)(sample, *args, **kwargs).stride()]

@@ -71,7 +71,7 @@ def read_call(
         k, v = (x.expand(*batch, heads, -1, -1) for x in (k, v))
     q, k, v = (x.expand(*batch, -1, -1, -1) for x in (q, k, v))
     expanded = q, k, v
-    q, k, v = (x.reshape(-1, *x.shape[-3:]) for x in expanded)
+    q, k, v = (x.reshape(batch.numel(), *x.shape[-3:]) for x in expanded)
     if STATE.mode is not None and STATE.mode.positions.stored:
         for x, y in zip(expanded, (q, k, v), strict=True):
             STATE.mode.follow_positions(STATE.mode.positions.follow_copy, x, y)
