@@ -170,6 +170,8 @@ def test_a_grid_has_each_effect_at_its_layer_and_head_and_nan_elsewhere():
         ({"heads": "some"}, MissingNameError),
         ({"heads": [(9, 9)]}, ConfigError),
         ({"heads": [3]}, ConfigError),
+        ({"heads": [(0.0, 1)]}, ConfigError),
+        ({"heads": [(True, 1)]}, ConfigError),
         ({"by": "noise"}, MissingNameError),
         ({"watch": 3}, ConfigError),
         ({"by": "mean"}, ConfigError),

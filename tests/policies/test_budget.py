@@ -53,7 +53,7 @@ def test_what_is_no_budget_is_refused(wrong):
         check_budget("budget", wrong)
 
 
-@pytest.mark.parametrize(("budget", "layers", "steepness"), [(3, 4, 20.0), (0.1, 0, 20.0), (0.1, 4, 0.5)])
+@pytest.mark.parametrize(("budget", "layers", "steepness"), [(3, 4, 20.0), (0.1, 0, 20.0), (0.1, 4, 0.5), (0.1, 4, "20")])
 def test_what_is_no_pyramid_is_refused(budget, layers, steepness):
     with pytest.raises(ConfigError):
         spread_budget(budget, layers, steepness=steepness)

@@ -130,6 +130,9 @@ class Shapeless(PromptPolicy):
         (lambda: Knorm(((3, 4, 5),)).choose_keys(make_inputs()), "for 3 key heads"),
         (lambda: Shapeless(3).choose_keys(make_inputs()), "score_keys must return"),
         (lambda: ExpectedAttention(3, rotary_base=0.5), "above 1"),
+        (lambda: ExpectedAttention(3, epsilon=-0.5), "at least 0 and finite"),
+        (lambda: ExpectedAttention(3, epsilon=float("nan")), "at least 0 and finite"),
+        (lambda: ExpectedAttention(3, epsilon="0"), "must be a number"),
     ],
 )
 def test_bad_settings_are_refused_in_a_sentence(make, says):

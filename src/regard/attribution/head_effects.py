@@ -13,7 +13,14 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError, DataError
 from regard.evaluation_mode import evaluate_mode
-from regard.mechanism.arguments import check_choice, check_instance, check_path, check_sequence, describe_value
+from regard.mechanism.arguments import (
+    check_choice,
+    check_instance,
+    check_integer,
+    check_path,
+    check_sequence,
+    describe_value,
+)
 from regard.observe.attention_changes import REPLACEMENTS, KnockOut
 from regard.observe.intervene import intervene
 from regard.observe.record import record
@@ -200,12 +207,15 @@ def select_heads(recording: Recording, heads: str | Sequence[tuple[int, int]]) -
     if isinstance(heads, str):
         check_choice("heads", heads, ("all",))
         return every
-    chosen = [tuple(pair) if isinstance(pair, (tuple, list)) else pair for pair in check_sequence("heads", heads)]
-    for pair in chosen:
-        if pair not in every:
+    chosen = []
+    for pair in check_sequence("heads", heads):
+        is_pair = isinstance(pair, (tuple, list)) and len(pair) == 2
+        layer, head = (check_integer("a layer or head of heads", one) for one in pair) if is_pair else (-1, -1)
+        if (layer, head) not in every:
             raise ConfigError(
                 f"heads must be 'all' or pairs (layer, head), of layers 0 to {len(counts) - 1}; got {describe_value(pair)}."
             )
+        chosen.append((layer, head))
     return chosen
 
 

@@ -66,7 +66,7 @@ def spread_budget(budget: float, layers: int, *, steepness: float = 20.0) -> tup
     """
     check_amount("budget", budget)
     check_count("layers", layers)
-    if not isinstance(budget, float) or not steepness >= 1:
+    if not isinstance(budget, float) or not check_number("steepness", steepness) >= 1:
         raise ConfigError(f"budget must be a share such as 0.1 and steepness at least 1; got {budget} and {steepness}.")
     last = budget / steepness
     first = 2 * budget - last

@@ -1,5 +1,6 @@
 """Policies that compress the cache once, after the prompt: SnapKV, ObservedAttention, Knorm and ExpectedAttention."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -94,6 +95,8 @@ class ExpectedAttention(PromptPolicy):
         check_count("ExpectedAttention(future)", self.future)
         if self.rotary_base is not None and not check_number("ExpectedAttention(rotary_base)", self.rotary_base) > 1:
             raise ConfigError(f"ExpectedAttention(rotary_base) must be above 1, such as 10000; got {self.rotary_base}.")
+        if not 0 <= check_number("ExpectedAttention(epsilon)", self.epsilon) < math.inf:
+            raise ConfigError(f"ExpectedAttention(epsilon) must be at least 0 and finite; got {self.epsilon}.")
 
     def choose_keys(self, inputs: AttentionInputs) -> Mask:
         require_prompt(self, inputs, self.sinks + 2)
