@@ -116,3 +116,38 @@ def test_a_state_changes_without_growing():
     assert not has_state(before, dict(iterate_cached({"layers": [(torch.cat((keys, keys), 2), state)]})))
     state.mul_(2)
     assert has_state(before, dict(iterate_cached(cache)))
+
+
+class KeptCache(nn.Module):
+    """Causal heads that keep keys and values in buffers, and write those of new tokens `late` places after start_pos."""
+
+    def __init__(self, late=0, is_kept=True):
+        super().__init__()
+        self.qkv, self.out, self.late, self.is_kept = nn.Linear(21, 63), nn.Linear(21, 21), late, is_kept
+        for name in ("keys", "values"):
+            self.register_buffer(name, torch.zeros(8, 3, 320, 7), persistent=False)
+
+    def forward(self, x, start_pos=0):
+        b, t, _ = x.shape
+        q, k, v = self.qkv(x).unflatten(-1, (3, 3, 7)).permute(2, 0, 3, 1, 4)
+        first = start_pos + (self.late if start_pos else 0)
+        if self.is_kept and not torch.is_grad_enabled() and b <= 8 and first + t <= 320:
+            self.keys[:b, :, first : first + t], self.values[:b, :, first : first + t] = k, v
+            k, v = self.keys[:b, :, : first + t], self.values[:b, :, : first + t]
+        weights = (q @ k.mT / 7**0.5).masked_fill(hide_later(t, k.shape[2]), -torch.inf).softmax(-1)
+        return self.out((weights @ v).transpose(1, 2).flatten(2))
+
+
+def test_a_layer_that_keeps_its_cache_is_decoded_by_its_positions():
+    report = examine(KeptCache())
+    assert report, str(report)
+    assert WHAT in [one.what for one in report.checked]
+    finding = examine(KeptCache(late=1)).findings[0]
+    assert finding.kind == "wrong cache"
+    assert SINGLE in finding.evidence
+
+
+def test_positions_without_a_cache_are_not_taken_for_one():
+    report = examine(KeptCache(is_kept=False))
+    assert not report.findings
+    assert not any("decoding" in one.what for one in (*report.checked, *report.unknown))

@@ -39,7 +39,10 @@ Read = Callable[[Any, Tensor], Tensor]  # (returned value, part of the inputs) -
 
 
 class CacheRequest(NamedTuple):
-    """A module that takes a cache as the argument `name`, and its inputs x, (b, t) ids or (b, t, c)."""
+    """A module that takes a cache as the argument `name`, and its inputs x, (b, t) ids or (b, t, c).
+
+    Of a module that keeps its cache itself, as LLaMA's own code does, `name` is the argument that takes positions.
+    """
 
     module: nn.Module
     name: str
@@ -59,13 +62,16 @@ Form = Callable[[CacheRequest], Step]
 def check_cache(
     module: nn.Module, x: Tensor, read: Read, full: Tensor, format_token: Callable[[int], str]
 ) -> Iterator[Finding | Checked | Unknown]:
-    """Yield how decoding with a cache differs from the full forward; nothing for a module without a cache argument.
+    """Yield how decoding with a cache differs from the full forward; nothing for a module without a cache.
 
-    `full` is the subject's output for x; `named` formats a token's number.
+    `full` is the subject's output for x; `format_token` formats a token's number.
     """
-    name = find_cache_argument(list(inspect.signature(module.forward).parameters))
+    names = list(inspect.signature(module.forward).parameters)
+    name = find_cache_argument(names) or next((one for one in POSITION_ARGUMENTS if one in names), None)
     t = min(x.shape[1], TOKENS)
     if name is None or t < 2:
+        return
+    if name in POSITION_ARGUMENTS and not keeps_tokens(CacheRequest(module, name, x[:, :t], read)):
         return
     what = f"whether decoding with its `{name}` equals the full forward"
     if not has_same_output(CacheRequest(module, name, x, read), full):
@@ -94,12 +100,23 @@ def find_cache_argument(names: Sequence[str]) -> str | None:
     return next((name for name in (*CACHE_ARGUMENTS, *others) if name in names), None)
 
 
+def keeps_tokens(request: CacheRequest) -> bool:
+    """Return whether an output of a module that takes positions depends on the token of an earlier call."""
+    other = request.x.clone()
+    other[:, 0] = request.x[:, 1]
+    one, two = (
+        run_steps(each, make_kept_cache_step, (1,) * other.shape[1], True) for each in (request, request._replace(x=other))
+    )
+    return one is not None and two is not None and not torch.equal(one[:, 1:], two[:, 1:])
+
+
 def check_decoding(request: CacheRequest, whole: Tensor, format_token: Callable[[int], str]) -> Finding | Checked | None:
     """Check whether decoding with some form of cache gives the full forward's outputs `whole`; None if no form is accepted."""
     t, wrong = request.x.shape[1], None
     noise = get_tolerance(request) * float(whole.abs().max())
     several = (t // 3, t - t // 3 - 1, 1)  # a prompt, the next tokens at once, and the last one
-    for form, placed in itertools.product(FORMS, (False, True)):
+    forms = (make_kept_cache_step,) if request.name in POSITION_ARGUMENTS else FORMS
+    for form, placed in itertools.product(forms, (False, True)):
         output = run_steps(request, form, (1,) * t, placed)
         if output is None:
             continue
@@ -194,6 +211,17 @@ def make_position_argument(name: str, before: int, part: Tensor) -> Any:
 def make_plain_step(request: CacheRequest) -> Step:
     """Make the step without a cache: the full forward."""
     return lambda part, given: request.read(request.module(part), part)
+
+
+def make_kept_cache_step(request: CacheRequest) -> Step:
+    """Make the step of a module that keeps its cache itself, and takes the positions of the new tokens."""
+
+    def run_step(part: Tensor, given: dict[str, Any]) -> Tensor:
+        if not given:
+            raise TypeError("without positions it begins anew")
+        return request.read(request.module(part, **given), part)
+
+    return run_step
 
 
 def make_regard_step(request: CacheRequest) -> Step:
