@@ -66,6 +66,13 @@ def test_expected_attention_keeps_the_keys_that_a_normal_query_attends_to():
         assert kept[b][g * R + r] == {0, 1} | {sinks + j for j in best(scores.tolist(), budget - sinks)}
 
 
+@pytest.mark.parametrize("sinks", [3, 4, 9])
+def test_expected_attention_keeps_the_first_of_the_sinks_if_its_budget_is_smaller(sinks):
+    inputs, budget = make_inputs(3), 3
+    kept = list_keys_after_prompt(ExpectedAttention(budget, sinks), inputs)
+    assert all(kept[b][g * R + r] == {0, 1, 2} for b, g, r in HEADS)
+
+
 def test_expected_attention_turns_queries_to_later_positions():
     """Of queries that are one vector turned to each position, the mean is that vector turned to the mean of the future."""
     base, d, t, future = 100.0, 6, 9, 4

@@ -80,8 +80,8 @@ class ExpectedAttention(PromptPolicy):
 
     The queries of the prompt after the first `sinks` are taken as a normal distribution with their mean and covariance.
     With a `rotary_base` their rotary positions are undone, and they are turned to the mean of the next `future` positions;
-    without one they are used as they are. The first `sinks` keys are kept. Source: Devoto et al. 2025 (Expected Attention),
-    as in kvpress.
+    without one they are used as they are. The first `sinks` keys are kept, or as many as the budget has.
+    Source: Devoto et al. 2025 (Expected Attention), as in kvpress.
     """
 
     sinks: int = 4
@@ -110,7 +110,9 @@ class ExpectedAttention(PromptPolicy):
         scores = (k @ mean.unsqueeze(-1)).squeeze(-1) * scale + ((k @ covariance) * k).sum(-1) * scale**2 / 2
         sizes = torch.linalg.vector_norm(prompt.require_values("ExpectedAttention")[:, :, first:], dim=-1)
         expected = (prompt.average_group(scores.softmax(-1)) + self.epsilon) * sizes
-        return F.pad(expected, (first, 0), value=float(expected.max()) + 1)
+        ranks = torch.arange(1, first + 1, dtype=expected.dtype, device=expected.device)
+        most = torch.finfo(expected.dtype).max / ranks  # of which a budget below the sinks keeps the first
+        return torch.cat([most.expand(*expected.shape[:2], first), expected], -1)
 
     def describe_queries(self, q: Tensor) -> tuple[Tensor, Tensor]:
         """Return the mean (b, h, d) and the covariance (b, h, d, d) of the queries (b, h, t, d), as of future positions."""
