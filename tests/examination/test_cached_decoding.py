@@ -147,6 +147,31 @@ def test_a_layer_that_keeps_its_cache_is_decoded_by_its_positions():
     assert SINGLE in finding.evidence
 
 
+class CacheOnRequest(nn.Module):
+    """Causal heads that keep keys and values when use_cache is true; `hide` is that of Decoder."""
+
+    def __init__(self, hide=hide_later):
+        super().__init__()
+        self.attention, self.kept = CachedAttention(hide), None
+
+    def reset_cache(self):
+        self.kept = None
+
+    def forward(self, x, use_cache=False):
+        y, kept = self.attention(x, self.kept if use_cache else None)
+        self.kept = kept if use_cache else self.kept
+        return y
+
+
+def test_a_layer_that_keeps_its_cache_on_request_is_decoded():
+    report = examine(CacheOnRequest())
+    assert report, str(report)
+    assert WHAT in [one.what for one in report.checked]
+    finding = examine(CacheOnRequest(lambda q, k: torch.ones(q, k, dtype=torch.bool).triu(1))).findings[0]
+    assert finding.kind == "wrong cache"
+    assert SINGLE in finding.evidence
+
+
 def test_positions_without_a_cache_are_not_taken_for_one():
     report = examine(KeptCache(is_kept=False))
     assert not report.findings

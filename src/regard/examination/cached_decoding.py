@@ -23,6 +23,7 @@ CACHE_ARGUMENTS = ("past", "layer_past", "past_key_value", "past_key_values", "p
 NO_CACHE = re.compile(r"^use|position|pos$|len|size|mask|index|implementation")  # of arguments that only speak of one
 OFFSET_ARGUMENTS = ("start_pos", "offset", "past_length")  # positions of new tokens, given as the number of earlier ones
 POSITION_ARGUMENTS = (*OFFSET_ARGUMENTS, "input_pos", "position_ids", "positions", "cache_position")
+KEPT_ARGUMENTS = (*POSITION_ARGUMENTS, "use_cache")  # of a module that keeps its cache itself
 TOKENS = 6
 DEEPEST = 5  # a tensor in containers and objects of a cache
 SLACK = 1e3  # times rounding: other shapes are summed in another order
@@ -41,7 +42,7 @@ Read = Callable[[Any, Tensor], Tensor]  # (returned value, part of the inputs) -
 class CacheRequest(NamedTuple):
     """A module that takes a cache as the argument `name`, and its inputs x, (b, t) ids or (b, t, c).
 
-    Of a module that keeps its cache itself, as LLaMA's own code does, `name` is the argument that takes positions.
+    Of a module that keeps its cache itself, as LLaMA's own code does, `name` is one of KEPT_ARGUMENTS.
     """
 
     module: nn.Module
@@ -67,11 +68,11 @@ def check_cache(
     `full` is the subject's output for x; `format_token` formats a token's number.
     """
     names = list(inspect.signature(module.forward).parameters)
-    name = find_cache_argument(names) or next((one for one in POSITION_ARGUMENTS if one in names), None)
+    name = find_cache_argument(names) or next((one for one in KEPT_ARGUMENTS if one in names), None)
     t = min(x.shape[1], TOKENS)
     if name is None or t < 2:
         return
-    if name in POSITION_ARGUMENTS and not keeps_tokens(CacheRequest(module, name, x[:, :t], read)):
+    if name in KEPT_ARGUMENTS and not keeps_tokens(CacheRequest(module, name, x[:, :t], read)):
         return
     what = f"whether decoding with its `{name}` equals the full forward"
     if not has_same_output(CacheRequest(module, name, x, read), full):
@@ -101,13 +102,15 @@ def find_cache_argument(names: Sequence[str]) -> str | None:
 
 
 def keeps_tokens(request: CacheRequest) -> bool:
-    """Return whether an output of a module that takes positions depends on the token of an earlier call."""
-    other = request.x.clone()
+    """Return whether an output of a module without an argument for a cache depends on the token of an earlier call."""
+    other, steps = request.x.clone(), (1,) * request.x.shape[1]
     other[:, 0] = request.x[:, 1]
-    one, two = (
-        run_steps(each, make_kept_cache_step, (1,) * other.shape[1], True) for each in (request, request._replace(x=other))
-    )
-    return one is not None and two is not None and not torch.equal(one[:, 1:], two[:, 1:])
+    for placed in (False, True):
+        one = run_steps(request, make_kept_cache_step, steps, placed)
+        two = None if one is None else run_steps(request._replace(x=other), make_kept_cache_step, steps, placed)
+        if one is not None and two is not None and not torch.equal(one[:, 1:], two[:, 1:]):
+            return True
+    return False
 
 
 def check_decoding(request: CacheRequest, whole: Tensor, format_token: Callable[[int], str]) -> Finding | Checked | None:
@@ -115,7 +118,7 @@ def check_decoding(request: CacheRequest, whole: Tensor, format_token: Callable[
     t, wrong = request.x.shape[1], None
     noise = get_tolerance(request) * float(whole.abs().max())
     several = (t // 3, t - t // 3 - 1, 1)  # a prompt, the next tokens at once, and the last one
-    forms = (make_kept_cache_step,) if request.name in POSITION_ARGUMENTS else FORMS
+    forms = (make_kept_cache_step,) if request.name in KEPT_ARGUMENTS else FORMS
     for form, placed in itertools.product(forms, (False, True)):
         output = run_steps(request, form, (1,) * t, placed)
         if output is None:
@@ -214,12 +217,13 @@ def make_plain_step(request: CacheRequest) -> Step:
 
 
 def make_kept_cache_step(request: CacheRequest) -> Step:
-    """Make the step of a module that keeps its cache itself, and takes the positions of the new tokens."""
+    """Make the step of a module that keeps its cache itself, and takes the positions of the new tokens or use_cache."""
+    asked = make_cache_arguments(request)
 
     def run_step(part: Tensor, given: dict[str, Any]) -> Tensor:
-        if not given:
-            raise TypeError("without positions it begins anew")
-        return request.read(request.module(part, **given), part)
+        if not given and not asked:
+            raise TypeError("it is not asked to continue")
+        return request.read(request.module(part, **given, **asked), part)
 
     return run_step
 
