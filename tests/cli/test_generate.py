@@ -233,7 +233,9 @@ def test_a_stop_string_and_beams_are_those_of_the_library(folder, capsys):
         (["the cat", "--tokens", "99"], "the model reads at most 47"),
         (["the cat", "--top-p", "2"], "top_p is a probability"),
         (["the cat", "--top", "-1"], "--top must be at least 0"),
-        (["the cat", "--beams", "2", "--top", "3"], "a beam search chooses sequences"),
+        (["the cat", "--tokens", "99"], "or set past to slide, to continue"),
+        (["the cat", "--tokens", "-1"], "--tokens must be at least 0, got -1."),
+        (["the cat", "--beams", "2", "--top", "3"], "a beam search chooses sequences, not tokens: leave out --beams"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_2(folder, capsys, arguments, says):

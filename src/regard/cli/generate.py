@@ -40,6 +40,10 @@ def run(options: argparse.Namespace) -> int:
     """Load the model and print tokens as they are generated."""
     if options.top < 0:
         raise ConfigError(f"--top must be at least 0, got {options.top}.")
+    if options.tokens is not None and options.tokens < 0:
+        raise ConfigError(f"--tokens must be at least 0, got {options.tokens}.")
+    if options.beams > 1 and (options.top or options.look):
+        raise ConfigError("a beam search chooses sequences, not tokens: leave out --beams, or --top and --look.")
     prompt = read_text(options.text)
     given: dict[str, Any] = {name: getattr(options, name) for name in (*FLAGS, "seed", "past")}
     Settings(**given, stop=options.stop, text=NumberTokenizer())  # raises for a wrong setting

@@ -187,8 +187,8 @@ def check_context(model: Model, longest: int, new_tokens: int) -> None:
         more_text = f", and {describe_value(new_tokens)} more are requested" if new_tokens else ""
         fits = f"Ask for at most {context - longest + 1}, or" if new_tokens and longest <= context else "Shorten it, or"
         raise ConfigError(
-            f"the prompt has {longest} tokens{more_text}; the model reads at most {context}. {fits} use "
-            'past="slide" to continue from the last of them.'
+            f"the prompt has {longest} tokens{more_text}; the model reads at most {context}. {fits} set "
+            "past to slide, to continue from the last of them."
         )
 
 
