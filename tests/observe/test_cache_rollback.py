@@ -167,6 +167,19 @@ def test_so_are_those_of_a_cache_that_states_no_length(form, has_positions, data
     assert_one_run(build_own_model(form, has_positions), recording, join_tokens(steps))
 
 
+@torch.no_grad()
+def test_slots_of_equal_tokens_that_were_cut_are_no_keys():
+    """The same token throughout, without positions: slots behind the text hold its key since tokens were cut."""
+    model, fed = build_own_model("slots", False), [(1, 0), (1, 0), (4, 4), (2, 1), (2, 0)]
+    steps = [Step(torch.full((B, n), 3), cut) for n, cut in fed]
+    with record(model) as recording:
+        for ids, cut in steps:
+            model(ids)
+            for layer in model[1:]:
+                layer.cut(cut)
+    assert_one_run(build_own_model("slots", False), recording, join_tokens(steps))
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_guesses_that_were_rejected_leave_every_layer(name):
     model, prompt = build_model(name), torch.tensor([[3, 7, 7, 7, 7, 3, 7, 7, 3]])

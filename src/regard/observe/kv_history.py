@@ -65,6 +65,7 @@ class KVHistory:
     keys: list[Tensor] = field(default_factory=list)  # (b, g, n, d), new at some step
     steps: list[int] = field(default_factory=list)  # of each entry of `keys`
     past: int = 0  # number of keys before the first query
+    longest: int = 0  # number of keys before tokens were cut, whose slots may still hold them
     start: int | None = None  # number of tokens of the text before its first key, as the length of its cache states it
     selected_heads: tuple[int, ...] | None = None  # the numbers in the model of the stored heads; None for all
     block: str | None = None  # the path of the module whose outputs are kept as the residual stream
@@ -117,9 +118,10 @@ class KVHistory:
     def has_hidden_keys(self, k: Tensor, new: int, stop: int, cast_and_select: Callable[[Tensor], Tensor]) -> bool:
         """Return whether the slots of a cache (b, g, n, d) behind this history hold `new` keys that their queries do not see.
 
-        The keys before `stop`, the last ones that are seen, are then those of the history, and not new.
+        The keys before `stop`, the last ones that are seen, are then those of the history, and not new. Slots that tokens had
+        which were cut tell nothing.
         """
-        if stop >= self.total + new or not k[:, :, self.total : self.total + new].any(-1).all():
+        if self.total + new <= max(stop, self.longest) or not k[:, :, self.total : self.total + new].any(-1).all():
             return False
         start, stop = max(0, stop - new), min(stop, self.total)
         keys = self.join_newest_keys(stop, self.stored_calls[-1].step)[:, :, start:]
@@ -247,7 +249,7 @@ class KVHistory:
 
     def crop(self, known: int) -> "KVHistory":
         """Return the history of a cache that was cut to its first `known` keys."""
-        shorter = replace(self, stored_calls=[], keys=[], steps=[])
+        shorter = replace(self, stored_calls=[], keys=[], steps=[], longest=max(self.longest, self.total))
         start = 0
         for keys, step in zip(self.keys, self.steps, strict=True):
             if start < known:
