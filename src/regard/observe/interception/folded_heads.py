@@ -6,7 +6,7 @@ The functions that made a tensor show which: a cat of one part for each head, or
 import math
 import weakref
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -75,8 +75,7 @@ def find_places_before(maker: Operation, places: tuple[int, ...]) -> tuple[int, 
     if 0 in before:
         return None
     if maker.name in PERMUTES:
-        sample = torch.empty_strided(before, [*range(1, len(before) + 1)], device="meta")
-        order = [stride - 1 for stride in getattr(Tensor, maker.name)(sample, *args, **kwargs).stride()]
+        order = find_order(maker.name, before, args, kwargs)
         return tuple(order[n] for n in places)
     whole = [find_whole_axis(before, after, n) for n in places]
     if None not in whole:
@@ -85,6 +84,16 @@ def find_places_before(maker: Operation, places: tuple[int, ...]) -> tuple[int, 
     if len(parts) == 1 and math.prod(after[: parts[0]]) % math.prod(before[:-1]) == 0:  # a part of the channels
         return FoldedHeads(after[parts[0]], parts[0] == places[0])
     return find_joined_axes(before, after, places[0]) if len(places) == 1 else None
+
+
+def find_order(name: str, shape: Sequence[int], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[int]:
+    """Return where the axes of the result of a function that permutes axes were before."""
+    if name.startswith(("transpose", "swap")) and len(args) == 2:  # torch itself takes longer, below
+        order, (one, other) = [*range(len(shape))], args
+        order[one], order[other] = order[other], order[one]
+        return order
+    sample = torch.empty_strided(shape, [*range(1, len(shape) + 1)], device="meta")
+    return [stride - 1 for stride in getattr(Tensor, name)(sample, *args, **kwargs).stride()]
 
 
 def are_heads(made: Sequence[Operation]) -> bool:
