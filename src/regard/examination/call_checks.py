@@ -13,7 +13,7 @@ from regard.examination.call_conventions import parse_role
 from regard.examination.identify.mistakes import ROLE, SOFTMAX, describe_mixed_heads
 from regard.examination.inner_calls import InnerCall
 from regard.examination.projection_source import ProjectionSource
-from regard.examination.report import Checked, Finding, Unknown
+from regard.examination.report import UNUSED_HEADS, Checked, Finding, Unknown
 from regard.examination.rotary_reading import Rotary, describe_no_rotation, find_mistakes, is_rotated_by_head, read_rotary
 from regard.observe.interception.handwritten.undivided_contexts import BY_MORE, DIVIDED
 
@@ -276,7 +276,7 @@ def find_unused_heads(one: InnerCall, calls: Sequence[InnerCall]) -> Finding | N
         return None
     makes = f"{' and '.join(names)} make{'s' * (len(names) == 1)} {'are' if used > 1 else 'is'} used"
     does = f"in {one.name or 'the layer'} only {used} of the {count} heads that {makes}"
-    return Finding("mixed heads", does, ORDER, 1.6, "heads", one.name)
+    return Finding("mixed heads", does, ORDER, 1.6, UNUSED_HEADS, one.name)
 
 
 def list_used_slices(name: str, calls: Sequence[InnerCall]) -> Iterator[int]:

@@ -10,7 +10,7 @@ from regard.examination.case import Case
 from regard.examination.inputs import get_first_line
 from regard.examination.probes import PROBES, Probe, blind, pattern
 from regard.examination.progress import ExaminationProgress
-from regard.examination.report import Checked, Finding, Report, Unknown, Visibility
+from regard.examination.report import UNUSED_HEADS, Checked, Finding, Report, Unknown, Visibility
 
 EACH = 3  # findings of one cause
 NAMED = 2.0  # the strength of findings by the identified formula
@@ -102,7 +102,8 @@ def rank_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     counts: Counter[str] = Counter()
     for one in sorted(findings, key=lambda one: -one.strength):
         cause = one.cause or one.kind
-        if counts[cause] < EACH and not any((one.kind, cause) == (other.kind, other.cause or other.kind) for other in kept):
+        most = 1 if cause == UNUSED_HEADS else EACH
+        if counts[cause] < most and not any((one.kind, cause) == (other.kind, other.cause or other.kind) for other in kept):
             kept.append(one)
             counts[cause] += 1
     return tuple(kept)

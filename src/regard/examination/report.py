@@ -19,6 +19,9 @@ BRIEF = 230  # characters that pytest shows of an asserted value
 SIDE = 16  # tokens; the text has no picture of more
 
 
+UNUSED_HEADS = "unused heads"  # a cause of findings, of which the strongest says all
+
+
 @dataclass(frozen=True)
 class Finding:
     """A mistake: its kind, the smallest evidence, and a sentence with the line of code that usually fixes it.

@@ -12,7 +12,7 @@ from regard.examination.adapters import SubjectError
 from regard.examination.case import Case
 from regard.examination.identify.projection_layouts import parse_role
 from regard.examination.norm_modules import is_norm
-from regard.examination.report import Checked, Finding, Unknown
+from regard.examination.report import UNUSED_HEADS, Checked, Finding, Unknown
 
 SEEDS = 3
 MORE_SEEDS, LARGE = 16, 4.0  # and the size of inputs, before heads count as unused
@@ -161,7 +161,7 @@ def make_head_result(case: Case, heads: CutHeads) -> Finding | Unknown:
     if selection:
         what = f"whether a gradient reaches {heads}: whole heads, which {selection} may switch off"
         return Unknown(what, "a sample for which every head is used")
-    return Finding("not trainable", f"no gradient reaches {heads}: whole heads, which are not used", CUT, 1.1, "gradient")
+    return Finding("not trainable", f"no gradient reaches {heads}: whole heads, which are not used", CUT, 1.1, UNUSED_HEADS)
 
 
 def find_head_selection(case: Case, heads: CutHeads) -> str:
