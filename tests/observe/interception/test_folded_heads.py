@@ -64,6 +64,19 @@ def compute_weights(model: nn.Module, x: Tensor) -> Tensor:
     return (q @ k.mT / math.sqrt(D)).masked_fill(hidden, -torch.inf).softmax(-1)
 
 
+def assert_heads_of_map(model: nn.Module, x: Tensor) -> None:
+    """Fail unless the map has the weights (b, h, t, t) of the model, and a head that is knocked out leaves its channels 0."""
+    with torch.no_grad(), record(model) as recording:
+        output = model(x)
+    assert not recording.missed
+    torch.testing.assert_close(recording.map(0).dense(), compute_weights(model, x), rtol=0, atol=EQUAL)
+    with torch.no_grad(), intervene(model, KnockOut(layer=0, head=1)):
+        changed = model(x).unflatten(-1, (H, D))
+    expected = output.unflatten(-1, (H, D)).clone()
+    expected[:, :, 1] = 0
+    torch.testing.assert_close(changed, expected, rtol=0, atol=EQUAL)
+
+
 @pytest.mark.parametrize("b", [1, 2, H, T])
 @pytest.mark.parametrize("by_hand", [True, False])
 @pytest.mark.parametrize(
@@ -74,15 +87,7 @@ def compute_weights(model: nn.Module, x: Tensor) -> Tensor:
 def test_heads_that_are_folded_into_the_batch_are_those_of_the_map(fold, leads, by_hand, b, in_float64):
     torch.manual_seed(7)
     model, x = Folded(fold, by_hand, leads=leads), torch.randn(b, T, H * D)
-    with torch.no_grad(), record(model) as recording:
-        output = model(x)
-    assert not recording.missed
-    torch.testing.assert_close(recording.map(0).dense(), compute_weights(model, x), rtol=0, atol=EQUAL)
-    with torch.no_grad(), intervene(model, KnockOut(layer=0, head=1)):
-        changed = model(x).unflatten(-1, (H, D))
-    expected = output.unflatten(-1, (H, D)).clone()
-    expected[:, :, 1] = 0
-    torch.testing.assert_close(changed, expected, rtol=0, atol=EQUAL)
+    assert_heads_of_map(model, x)
 
 
 class HeadsApart(nn.Module):
@@ -121,15 +126,7 @@ class HeadsApart(nn.Module):
 def test_heads_with_an_axis_before_the_batch_are_those_of_the_map(form, are_stated, b, in_float64):
     torch.manual_seed(7)
     model, x = HeadsApart(form, are_stated=are_stated), torch.randn(b, T, H * D)
-    with torch.no_grad(), record(model) as recording:
-        output = model(x)
-    assert not recording.missed
-    torch.testing.assert_close(recording.map(0).dense(), compute_weights(model, x), rtol=0, atol=EQUAL)
-    with torch.no_grad(), intervene(model, KnockOut(layer=0, head=1)):
-        changed = model(x).unflatten(-1, (H, D))
-    expected = output.unflatten(-1, (H, D)).clone()
-    expected[:, :, 1] = 0
-    torch.testing.assert_close(changed, expected, rtol=0, atol=EQUAL)
+    assert_heads_of_map(model, x)
 
 
 @pytest.mark.parametrize("by_hand", [True, False])

@@ -5,9 +5,8 @@ import weakref
 from torch import Tensor
 
 from regard.observe.interception.handwritten.edge_softmax import skip_layouts
+from regard.observe.interception.lookups import JOINS_PARTS
 from regard.observe.interception.provenance import ModuleFrame
-
-CONCATENATES = ("cat", "concat", "concatenate")
 
 
 def follows_cached_keys(frame: ModuleFrame, query: Tensor, key: Tensor) -> bool:
@@ -16,7 +15,7 @@ def follows_cached_keys(frame: ModuleFrame, query: Tensor, key: Tensor) -> bool:
     A class token that looks at all tokens is joined with these before the keys are made.
     """
     join, own = skip_layouts(frame, weakref.ref(key)), frame.find_sources(query)
-    if join is None or own is None or join.name not in CONCATENATES or len(join.given) < 2:
+    if join is None or own is None or join.name not in JOINS_PARTS - {"stack"} or len(join.given) < 2:
         return False
     *before, last = (bool(found and found.sources & own.sources) for found in map(frame.find_sources, join.given))
     return last and not any(before)

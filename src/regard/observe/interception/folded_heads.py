@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.observe.interception.function_roles import Role, infer_role
-from regard.observe.interception.lookups import JOINS_PARTS, PERMUTES, SPLITS, Layout
+from regard.observe.interception.lookups import JOINS_PARTS, PERMUTES_AXES, SPLITS, Layout
 from regard.observe.interception.provenance import ModuleFrame, Operation
 
 SAME_AXES = SPLITS | {"contiguous", "clone", "to", "float", "type", "type_as", "detach"}  # of a tensor and the result
@@ -74,7 +74,7 @@ def find_places_before(maker: Operation, places: tuple[int, ...]) -> tuple[int, 
     before, after, args, kwargs = layout
     if 0 in before:
         return None
-    if maker.name in PERMUTES:
+    if maker.name in PERMUTES_AXES:
         order = find_order(maker.name, before, args, kwargs)
         return tuple(order[n] for n in places)
     whole = [find_whole_axis(before, after, n) for n in places]

@@ -8,12 +8,15 @@ from torch import Tensor
 
 MASKS = (torch.bool, torch.uint8)
 FULL = slice(None)
+SEQUENCES = (tuple, list)
 RUNNING = {"cumsum", "cumprod", "logcumsumexp"}  # all entries up to each along an axis
 AXIS_PLACES = {"__getitem__": 1, "__iter__": 1, "select": 1, "unbind": 1, "split": 2} | dict.fromkeys(RUNNING, 1)  # by function
-PERMUTES = {"permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis"}
+PERMUTES_AXES = {"permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis"}  # those that its arguments state
 JOINS_PARTS = {"cat", "concat", "concatenate", "stack"}
 SPLITS = {"chunk", "split", "tensor_split"}
-REARRANGES = PERMUTES | JOINS_PARTS | SPLITS | {"view", "reshape", "flatten", "unflatten"}  # functions whose layout is logged
+REARRANGES = (
+    PERMUTES_AXES | JOINS_PARTS | SPLITS | {"view", "reshape", "flatten", "unflatten"}
+)  # functions whose layout is logged
 Layout = tuple[tuple[int, ...], tuple[int, ...], tuple[Any, ...], dict[str, Any]]  # shapes before and after, other arguments
 CUTS_OR_ROLLS = {"__getitem__", "narrow", "roll"}
 IS_TENSOR = Tensor.__instancecheck__  # isinstance(x, Tensor) for filter(), which calls it without a frame of Python
@@ -111,8 +114,8 @@ def find_axis(name: str, x: Tensor, args: Any, kwargs: Any) -> tuple[int, tuple[
 
 def find_layout(args: Any, kwargs: Any, result: Any) -> Layout | None:
     """Return the shapes of a function's first tensor and its first result, and its other arguments; None for other results."""
-    first = args[0][0] if args and isinstance(args[0], tuple | list) and args[0] else next(iter(args), None)
-    result = result[0] if isinstance(result, tuple | list) and result else result
+    first = args[0] if args else None
+    first, result = (x[0] if isinstance(x, SEQUENCES) and x else x for x in (first, result))
     if type(first) is not Tensor or type(result) is not Tensor or first.is_nested:
         return None
     return first.shape, result.shape, args[1:], kwargs

@@ -20,10 +20,10 @@ from regard.observe.interception.handwritten.state_reads import StateReads
 from regard.observe.interception.handwritten.state_writes import is_zero
 from regard.observe.interception.handwritten.traces import is_followable
 from regard.observe.interception.handwritten.undivided_contexts import PARTS
+from regard.observe.interception.lookups import JOINS_PARTS
 from regard.observe.interception.provenance import ModuleFrame, find_tensors, has_own_data, list_objects
 
 ZEROS = {"zeros", "zeros_like", "new_zeros"}
-JOINS = {"stack", "cat", "concat", "concatenate"}
 LAYOUTS = VIEWS | PERMUTES | COPIES | PARTS | {"expand", "expand_as", "broadcast_to"}
 RESHAPES = VIEWS - {"squeeze", "unsqueeze"}
 
@@ -44,7 +44,7 @@ class LoopTracker(StateReads):
         if torch._C._functorch.peek_interpreter_stack() is not None:
             return
         core = name if name in PERMUTES else strip_affixes(name)
-        if core in JOINS:
+        if core in JOINS_PARTS:
             self.follow_joined(core, args, kwargs, result)
             return
         tensors = find_tensors(args, kwargs)

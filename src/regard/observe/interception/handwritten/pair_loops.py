@@ -9,9 +9,10 @@ from regard.observe.interception.function_roles import strip_affixes
 from regard.observe.interception.handwritten.ancestor_search import MAX_STEPS, TensorRef, find_meeting, walk_back
 from regard.observe.interception.handwritten.divided_exponentials import find_exponential
 from regard.observe.interception.handwritten.edge_softmax import is_layout, skip_layouts
+from regard.observe.interception.lookups import JOINS_PARTS
 from regard.observe.interception.provenance import GATHERS, TOKEN, ModuleFrame, Operation
 
-LISTS = {"cat", "concat", "concatenate", "stack", "hstack"}
+LISTS = JOINS_PARTS | {"hstack"}
 GATES = {"exp", "exp2", "sigmoid", "special_expit"}  # which turn each score into a weight, unlike what a softmax follows
 PICKS = {*map(strip_affixes, GATHERS), "select", "narrow", "unbind", "split", "chunk", "iter"}
 

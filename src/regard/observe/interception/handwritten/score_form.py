@@ -11,10 +11,11 @@ from regard.mechanism.scores import score_dtype
 from regard.observe.interception.function_roles import strip_affixes
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct
 from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims, find_permutation
+from regard.observe.interception.lookups import PERMUTES_AXES
 from regard.observe.interception.provenance import is_in_place
 
 VIEWS = {"view", "reshape", "unflatten", "flatten", "squeeze", "unsqueeze", "view_as", "reshape_as", "ravel", "unsafe_view"}
-PERMUTES = {"transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxis", "t", "T", "mT", "H", "mH", "adjoint"}
+PERMUTES = PERMUTES_AXES | {"t", "T", "mT", "H", "mH", "adjoint"}
 COPIES = {  # functions that keep every number
     *("contiguous", "clone", "detach", "positive", "to", "type", "type_as", "float", "double", "half", "bfloat16", "alias"),
     *("requires_grad", "data"),
