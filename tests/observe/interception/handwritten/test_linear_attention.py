@@ -336,6 +336,14 @@ def test_rows_times_values_are_the_output_of_every_form(form):
     check_map(Mixer(NOT_CAUSAL[form], F.softplus), torch.randn(B, T, 11))
 
 
+REARRANGED = {"a sum over keys in the product", "a column of ones", "a row of ones", "features in another order"}
+
+
+@pytest.mark.parametrize("form", sorted(NOT_CAUSAL.keys() - REARRANGED))
+def test_no_form_needs_feature_maps_where_a_layer_has_made_its_tensors(form):
+    check_map(Mixer(NOT_CAUSAL[form], nn.Identity()), torch.randn(B, T, 11))
+
+
 @pytest.mark.parametrize("removes", [False, True])
 def test_products_of_features_with_each_other_are_a_feature_map(removes):
     """Without a nonlinear function before; with each product once, of a pair and of the other order."""
@@ -454,12 +462,104 @@ def test_products_of_channels_without_a_diagonal_are_no_attention():
     assert not recording.calls
 
 
+class Multiplied(nn.Module):
+    """Products of arguments, which no layer has made, with a table that hides no pair."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.mT * (torch.rand(T, T) + 1)) @ v
+
+
 def test_a_table_that_hides_no_pair_is_no_mask():
-    table = torch.rand(T, T) + 1
-    recording, _ = record_and_compare(
-        Mixer(lambda q, k, v: (q @ k.mT * table) @ v, nn.Identity()), lambda m: m(torch.randn(B, T, 11))
-    )
+    recording, _ = record_and_compare(Multiplied(), lambda m: m(*torch.randn(3, B, H, T, D)))
     assert not recording.calls
+
+
+WITHOUT_FEATURE_MAPS: dict[str, tuple[Form, float]] = {
+    "scores": (lambda q, k, v: q @ k.mT @ v, 1.0),
+    "scaled scores": (lambda q, k, v: (q @ k.mT * D**-0.5) @ v, D**-0.5),
+    "divided output": (lambda q, k, v: (q @ k.mT) @ v / T, 1 / T),
+    "keys and values first": (lambda q, k, v: q @ (k.mT @ v), 1.0),
+    "tokens last": (lambda q, k, v: ((v.mT @ k) @ q.mT).mT, 1.0),
+    "two einsums": (
+        lambda q, k, v: torch.einsum("bhij,bhje->bhie", torch.einsum("bhid,bhjd->bhij", q * D**-0.5, k), v),
+        D**-0.5,
+    ),
+    "an einsum": (lambda q, k, v: torch.einsum("bhid,bhjd,bhje->bhie", q, k / T, v), 1 / T),
+    "an einsum of values first": (lambda q, k, v: torch.einsum("...je,...id,...jd->...ie", v, q, k), 1.0),
+    "an einsum of heads behind tokens": (
+        lambda q, k, v: torch.einsum("bjhd,bihd,bjhe->bihe", *(x.transpose(1, 2) for x in (k, q, v))).transpose(1, 2),
+        1.0,
+    ),
+}
+
+
+@pytest.mark.parametrize("form", WITHOUT_FEATURE_MAPS)
+@pytest.mark.parametrize("others", [0, T, T + 4])
+def test_queries_keys_and_values_of_layers_need_no_feature_maps(form, others):
+    mix, scale = WITHOUT_FEATURE_MAPS[form]
+    mixer, x = Mixer(mix, nn.Identity()), torch.randn(B, T, 11)
+    context = [torch.randn(B, others, 11)] if others else []
+    check_map(mixer, x, *context)
+    recording, _ = record_and_compare(mixer, lambda m: m(x, *context))
+    q, k = (part(y).unflatten(-1, (H, D)) for part, y in ((mixer.one, x), (mixer.two, (context or [x])[0])))
+    expected = torch.einsum("bihd,bjhd->bhij", q, k) * scale
+    torch.testing.assert_close(recording.map(0, kind="implicit").dense(), expected.detach(), rtol=0, atol=EQUAL)
+
+
+class Fused(nn.Module):
+    """Queries, keys and values of one projection, multiplied in an order."""
+
+    def __init__(self, form: Form) -> None:
+        super().__init__()
+        self.form, self.project = form, nn.Linear(11, 3 * D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.form(*self.project(x).chunk(3, -1))
+
+
+@pytest.mark.parametrize("form", [lambda q, k, v: q @ (k.mT @ v), lambda q, k, v: (q @ k.mT) @ v])
+@pytest.mark.parametrize("normalize", [lambda x: x, lambda x: x * (x.square().mean(-1, keepdim=True) + EPS).rsqrt()])
+def test_parts_of_one_projection_need_no_feature_maps(form, normalize):
+    mixer, x = Fused(lambda q, k, v: form(normalize(q), normalize(k), v)), torch.randn(B, T, 11)
+    recording, output = record_and_compare(nn.Sequential(mixer), lambda m: m(x))
+    (call,) = recording.calls
+    q, k, v = mixer.project(x).detach().chunk(3, -1)
+    expected = normalize(q) @ normalize(k).mT
+    torch.testing.assert_close(call.map.dense()[:, 0], expected, rtol=0, atol=EQUAL)
+    torch.testing.assert_close(expected @ v, output, rtol=0, atol=EQUAL)
+
+
+OTHER_PRODUCTS: dict[str, Form] = {
+    "one tensor": lambda q, k, v: q @ (q.mT @ q),
+    "running sums along keys": lambda q, k, v: (q @ k.mT).cumsum(-1) @ v,
+    "one tensor in an einsum": lambda q, k, v: torch.einsum("bid,bjd,bje->bie", v, v, v),
+}
+
+
+@pytest.mark.parametrize("form", OTHER_PRODUCTS)
+def test_other_products_of_parts_of_a_projection_are_not_recorded(form):
+    recording, _ = record_and_compare(nn.Sequential(Fused(OTHER_PRODUCTS[form])), lambda m: m(torch.randn(B, T, 11)))
+    assert not recording.calls
+
+
+WEIGHED: dict[str, Form] = {
+    "weights first": lambda w, v, table: torch.einsum("bij,bjd,de->bie", w, v, table),
+    "weights last": lambda w, v, table: torch.einsum("de,bjd,bij->bie", table, v, w),
+}
+
+
+@pytest.mark.parametrize("form", WEIGHED)
+def test_weights_may_be_multiplied_with_values_and_a_matrix_at_once(form):
+    mixer, x = Fused(lambda q, k, v: WEIGHED[form]((q @ k.mT).softmax(-1), v, torch.ones(D, E))), torch.randn(B, T, 11)
+    recording, _ = record_and_compare(nn.Sequential(mixer), lambda m: m(x))
+    q, k, _ = mixer.project(x).detach().chunk(3, -1)
+    torch.testing.assert_close(recording.map(0).dense()[:, 0], (q @ k.mT).softmax(-1), rtol=0, atol=EQUAL)
+
+
+def test_two_softmaxes_in_an_einsum_are_missed():
+    mixer = Fused(lambda q, k, v: torch.einsum("bij,bjl,ble->bie", (q @ k.mT).softmax(-1), (k @ q.mT).softmax(-1), v))
+    recording, _ = record_and_compare(nn.Sequential(mixer), lambda m: m(torch.randn(B, T, 11)), missing=True)
+    assert not recording.runs
 
 
 def test_queries_that_are_a_softmax_over_features_need_no_feature_map_of_keys():
@@ -750,19 +850,14 @@ def test_a_gate_of_each_channel_is_not_part_of_the_map():
 
 
 class Algebra(nn.Module):
-    """Products in a row that are no linear attention: of tensors that no feature map made, of parameters, and masks."""
+    """Products in a row that are no linear attention: of parameters, and masks."""
 
     def __init__(self, style: str) -> None:
         super().__init__()
-        self.style, self.project, self.table = style, nn.Linear(11, 3 * D), nn.Parameter(torch.rand(D, T))
+        self.style, self.project, self.table = style, nn.Linear(11, D), nn.Parameter(torch.rand(D, T))
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.project(x).chunk(3, -1)
-        if self.style == "without feature maps":
-            return q @ (k.mT @ v)
-        if self.style == "normed":
-            q, k = (one * (one.square().mean(-1, keepdim=True) + 1e-5).rsqrt() for one in (q, k))
-            return q @ (k.mT @ v)
+        v = self.project(x)
         if self.style == "a learned table":
             return self.table.relu().mT @ (self.table.relu() @ v.relu())
         assert self.style == "segments"
@@ -770,7 +865,7 @@ class Algebra(nn.Module):
         return segments @ (segments.mT @ v)
 
 
-@pytest.mark.parametrize("style", ["without feature maps", "normed", "a learned table", "segments"])
+@pytest.mark.parametrize("style", ["a learned table", "segments"])
 def test_other_products_in_a_row_are_not_recorded(style):
     recording, _ = record_and_compare(nn.Sequential(Algebra(style)), lambda m: m(torch.randn(B, T, 11)))
     assert not recording.calls

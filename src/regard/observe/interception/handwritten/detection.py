@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from regard.observe.interception.function_roles import Role, infer_role, strip_affixes
 from regard.observe.interception.handwritten.added_scores import SUM, count_functions_of_sum
 from regard.observe.interception.handwritten.ancestor_search import find_pair, has_tokens, is_residual
-from regard.observe.interception.handwritten.decayed_products import DecayedProduct, split_einsum
 from regard.observe.interception.handwritten.divided_exponentials import (
     EXPONENTIALS,
     Softmax,
@@ -26,6 +25,7 @@ from regard.observe.interception.handwritten.divided_exponentials import (
 )
 from regard.observe.interception.handwritten.edge_call import read_index_put
 from regard.observe.interception.handwritten.edge_softmax import EDGE_SUMS
+from regard.observe.interception.handwritten.einsum_products import EinsumProducts, split_einsum
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
 from regard.observe.interception.handwritten.head_mixing import describe_mixing, has_projection, is_head_mixing
 from regard.observe.interception.handwritten.labelled_product import separate_entry_factors
@@ -101,7 +101,7 @@ class HandwrittenTracker(ProductTracker):
             self.used.follow_function(self, frames, name, role, args, kwargs, list_followable(result))
         return call
 
-    def follow_products(self, frames: list[ModuleFrame], einsum: DecayedProduct, result: Tensor) -> HandwrittenCall | None:
+    def follow_products(self, frames: list[ModuleFrame], einsum: EinsumProducts, result: Tensor) -> HandwrittenCall | None:
         """Follow the products of two tensors that an einsum amounts to; return the call that the last completes, or None."""
         call, x, last = None, einsum.operands[0], len(einsum.operands) - 1
         for n, (equation, other) in enumerate(einsum.list_products(), 1):

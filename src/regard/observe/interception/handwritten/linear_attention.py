@@ -15,7 +15,12 @@ from torch import Tensor
 from regard.map.linear_recurrence import LinearRecurrence
 from regard.map.scored_matrix import IDENTITY, ScoredMatrix
 from regard.mechanism.scores import score_dtype
-from regard.observe.interception.handwritten.ancestor_search import find_projection, has_features_last, has_fewer_rows
+from regard.observe.interception.handwritten.ancestor_search import (
+    Projection,
+    find_projection,
+    has_features_last,
+    has_fewer_rows,
+)
 from regard.observe.interception.handwritten.axis_groups import count_tokens, split_heads
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct, Labels
 from regard.observe.interception.handwritten.score_form import ScoreForm, ScoreStep, StepKind
@@ -123,6 +128,32 @@ def is_attention(frames: list[ModuleFrame], table: AxisTable, roles: ChainRoles)
 
 def multiplies_rows_and_columns(frames: list[ModuleFrame], table: AxisTable, roles: ChainRoles) -> bool:
     """Return whether parts of one projection have tokens as rows in one part and as columns in another: matrices in a row."""
+    orders: dict[int, bool] = {}  # whether tokens are rows, by the projection
+    for projection, are_rows in list_token_orders(frames, table, roles):
+        if projection is None or are_rows is None:
+            continue
+        if orders.setdefault(id(projection.tensor), are_rows) != are_rows:
+            return True
+    return False
+
+
+def are_projected_tokens(frames: list[ModuleFrame], table: AxisTable, roles: ChainRoles) -> bool:
+    """Return whether layers made queries, keys and values, three tensors, each with the tokens that the products have as rows.
+
+    So it is in linear self-attention without a feature map. https://arxiv.org/abs/2212.07677
+    """
+    orders = list_token_orders(frames, table, roles)
+    are_made = all(
+        projection is not None and are_rows is not None and has_features_last(projection) == are_rows
+        for projection, are_rows in orders
+    )
+    return are_made and len({x.data_ptr() for x in (roles.q, roles.k, roles.v)}) == 3
+
+
+def list_token_orders(
+    frames: list[ModuleFrame], table: AxisTable, roles: ChainRoles
+) -> list[tuple[Projection | None, bool | None]]:
+    """Return what made queries, keys and values, and whether the tokens of each are its rows; None where that is not known."""
     queries = list_axes(table, roles.q_dims) & list_axes(table, roles.dims) - list_axes(table, roles.k_dims)
     width = list_axes(table, roles.v_dims) & list_axes(table, roles.dims) - list_axes(table, roles.k_dims)
     parts = (
@@ -130,15 +161,12 @@ def multiplies_rows_and_columns(frames: list[ModuleFrame], table: AxisTable, rol
         (roles.k, roles.k_dims, roles.keys, roles.features),
         (roles.v, roles.v_dims, roles.keys, width),
     )
-    orders: dict[int, bool] = {}  # whether tokens are rows, by the projection
+    orders: list[tuple[Projection | None, bool | None]] = []
     for x, dims, tokens, features in parts:
         of_tokens, of_features = (find_stride(table, x, dims, axes) for axes in (tokens, features))
-        projection = find_projection(frames, x)
-        if projection is None or of_tokens is None or of_features is None:
-            continue
-        if orders.setdefault(id(projection.tensor), of_tokens > of_features) != (of_tokens > of_features):
-            return True
-    return False
+        are_rows = None if of_tokens is None or of_features is None else of_tokens > of_features
+        orders.append((find_projection(frames, x), are_rows))
+    return orders
 
 
 def sums_features(frames: list[ModuleFrame], product: LabelledProduct, x: Tensor) -> bool:

@@ -20,6 +20,7 @@ from regard.observe.interception.handwritten.linear_attention import (
     CHANGED,
     ChainRoles,
     LinearCall,
+    are_projected_tokens,
     find_roles,
     has_moved_axes,
     is_attention,
@@ -101,7 +102,8 @@ class LinearContexts:
         """Start a call if y is a product of queries with x, products of keys with values; return whether it is one.
 
         Other factors of y have the labels that stand beside them. A running sum needs no feature maps: nothing else has one.
-        Keys need none where queries are a softmax over their features (`has_softmax`), which are no keys themselves.
+        Nor do queries, keys and values that layers have made. Keys need none where queries are a softmax over their features
+        (`has_softmax`), which are no keys themselves.
         """
         if product is None or not y.numel():
             return False
@@ -110,12 +112,14 @@ class LinearContexts:
         queries = weakref.ref(q), q.numel()
         is_running = trace.form is not None and trace.form.has_running_sum
         is_running |= trace.has_copied_keys and "cumsum" in trace.changes
-        if not is_running and not is_feature_map(frames, queries):
-            return False
+        has_map = is_feature_map(frames, queries)
         if not is_running and mixes_within_tokens(frames, product, product.list_rows(1 - place)):
             return False
+        is_known = True  # whether a product that cannot be read is linear attention all the same
         try:
             if trace.form is None or trace.dims is None or has_moved_axes(table, trace.form, trace.dims):
+                if not (is_running or has_map):
+                    return False
                 if trace.has_copied_keys:
                     raise UnreadableError(COPIED)
                 if not multiplies_features(frames, x):
@@ -125,13 +129,15 @@ class LinearContexts:
             roles = find_roles(table, trace.form, q, dims[1 - place], dims[2])
             if roles is None or not roles.k.numel() or not is_attention(frames, table, roles):
                 return False
-            has_maps = not is_running or roles.is_causal or is_feature_map(frames, queries)
-            if not has_maps or not (roles.is_causal or has_softmax or has_feature_map(frames, roles.k, x)):
+            is_known = has_map and (roles.is_causal or has_softmax or has_feature_map(frames, roles.k, x))
+            is_known |= is_running and roles.is_causal
+            if not is_known and (is_running or not are_projected_tokens(frames, table, roles)):
                 return False
             call, places = read_call(table, roles, trace, product, y, kernel)
         except UnreadableError as error:
-            self.miss_call(frames, name, str(error), y)
-            return True
+            if is_known:
+                self.miss_call(frames, name, str(error), y)
+            return is_known
         self.add_call(frames, call, places, product, factors, y)
         return True
 

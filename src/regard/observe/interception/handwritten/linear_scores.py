@@ -4,7 +4,8 @@ That scores times values are attention, and not any algebra of three tensors, is
 - a mask of pairs of as many queries as keys, whose scores are 0: causal, on one side of a diagonal, or a band;
 - rows that were divided by their sums, or by the number of keys;
 - queries that are a softmax over their features, or keys that are one over the keys;
-- feature maps that made both queries and keys, of no fewer tokens than there are keys: not the weights of a hypernetwork.
+- feature maps that made both queries and keys, of no fewer tokens than there are keys: not the weights of a hypernetwork;
+- layers that made queries, keys and values of tokens, and products that have these tokens as rows.
 """
 
 import math
@@ -20,6 +21,7 @@ from regard.observe.interception.handwritten.labelled_product import LabelledPro
 from regard.observe.interception.handwritten.linear_attention import (
     TITLE,
     ChainRoles,
+    are_projected_tokens,
     is_attention,
     list_axes,
     mixes_within_tokens,
@@ -69,10 +71,11 @@ def find_roles_of_scores(
     has_unit_sums = scores is not None and divides_rows(table, form, queries) and has_unit_rows(scores)
     has_softmax = features <= list_softmax_axes(q, q_dims) or keys <= list_softmax_axes(k, k_dims)
     has_weights = is_masked or has_unit_sums or has_softmax or divides_by_count(table, form, keys)
-    if not has_weights and not all(is_feature_map(frames, (weakref.ref(one), one.numel())) for one in (q, k)):
-        return None
+    has_weights = has_weights or all(is_feature_map(frames, (weakref.ref(one), one.numel())) for one in (q, k))
     roles = ChainRoles(q, k, v, q_dims, k_dims, v_dims, features, keys, dims[2], is_causal, is_masked)
-    return roles if is_attention(frames, table, roles) else None
+    is_raw = not (trace.extent or form.has_running_sum)  # no softmax and no sums of them
+    is_known = has_weights or (is_raw and are_projected_tokens(frames, table, roles))
+    return roles if is_known and is_attention(frames, table, roles) else None
 
 
 def are_of_all_tokens(frame: ModuleFrame, table: AxisTable, roles: ChainRoles) -> bool:

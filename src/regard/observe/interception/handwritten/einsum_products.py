@@ -1,11 +1,13 @@
-"""Einsums that multiply scores by a table of decays for each pair of tokens, and the products of two that they amount to.
+"""Einsums of more than two operands that are attention, and the products of two that they amount to.
 
-The quadratic form of Mamba-2 is one, ``einsum("bin,bjn,bij,bjd->bid", q, k, decays, v)``. https://arxiv.org/abs/2405.21060
+The quadratic form of Mamba-2 multiplies scores by a table of decays for each pair of tokens,
+``einsum("bin,bjn,bij,bjd->bid", q, k, decays, v)``. https://arxiv.org/abs/2405.21060 Linear attention has no such table.
 """
 
+import string
 from collections import Counter
 from collections.abc import Callable, Iterator
-from itertools import product
+from itertools import permutations, product
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -14,10 +16,11 @@ from regard.observe.interception.handwritten.labelled_product import Labels, lab
 from regard.observe.interception.handwritten.linear_scores import is_outside_of_band
 
 
-class DecayedProduct(NamedTuple):
+class EinsumProducts(NamedTuple):
     """The operands of an einsum with their labels: queries and keys, or scores; then tables, and values if there are any.
 
-    order is that of the labels of scores, with queries and keys last.
+    Without tables they are keys, values and queries, so that no product is a matrix of scores. order is that of the labels of
+    scores, with queries and keys last.
     """
 
     operands: list[Tensor]
@@ -38,17 +41,20 @@ class DecayedProduct(NamedTuple):
             own = kept
 
 
-def split_einsum(args: Any, is_followed: Callable[[Tensor], bool]) -> DecayedProduct | None:
-    """Return the operands of an einsum in the order in which attention multiplies them; None if it has no table of decays.
+def split_einsum(args: Any, is_followed: Callable[[Tensor], bool]) -> EinsumProducts | None:
+    """Return the operands of an einsum in the order in which attention multiplies them; None if it is no attention.
 
-    Values have labels of their own in the result; queries and keys have features that nothing else has. If nothing has any, one
-    operand is scores that are followed.
+    It has a table of decays, or is a product of three matrices in a row. Values have labels of their own in the result; queries
+    and keys have features that nothing else has. If nothing has any, one operand is scores that are followed.
     """
     equation, *operands = args
-    labels, result = label_terms(equation, operands) if isinstance(equation, str) else ([], [])
-    if not labels or not all(isinstance(label, str) for one in labels for label in one):
+    labels, result = name_labels(equation, operands) if isinstance(equation, str) else ([], [])
+    if not labels:
         return None
     counts = Counter(label for one in labels for label in one)
+    chain = find_chain(labels, result)
+    if chain is not None and not is_followed(operands[chain[0]]):  # else the first product completes a call, too
+        return EinsumProducts([operands[n] for n in chain], [labels[n] for n in chain], result, result, has_values=True)
     values = [n for n, one in enumerate(labels) if any(counts[label] == 1 and label in result for label in one)]
     of_values = {label for n in values for label in labels[n]}
     places = [n for n in range(len(labels)) if n not in values]
@@ -70,7 +76,33 @@ def split_einsum(args: Any, is_followed: Callable[[Tensor], bool]) -> DecayedPro
         return None
     chosen = [*first, *tables, *values]
     order = labels[decays[0]] if values else result
-    return DecayedProduct([operands[n] for n in chosen], [labels[n] for n in chosen], result, order, bool(values))
+    return EinsumProducts([operands[n] for n in chosen], [labels[n] for n in chosen], result, order, bool(values))
+
+
+def name_labels(equation: str, operands: list[Tensor]) -> tuple[list[Labels], Labels]:
+    """Return the labels of each operand of an einsum and of the result, with letters for the axes of an ellipsis."""
+    labels, result = label_terms(equation, operands)
+    letters = (letter for letter in string.ascii_letters if letter not in equation)
+    of_ellipsis = {label for one in labels for label in one if isinstance(label, int)}
+    names: dict[Any, Any] = {label: next(letters) for label in of_ellipsis}
+    return [[names.get(label, label) for label in one] for one in labels], [names.get(label, label) for label in result]
+
+
+def find_chain(labels: list[Labels], result: Labels) -> tuple[int, int, int] | None:
+    """Return the places of keys, values and queries, three operands of which keys share a summed label with each other one.
+
+    Queries and values have labels of their own in the result, those of queries first. None if the operands are no such ones.
+    """
+    for q, k, v in permutations(range(3)) if len(labels) == 3 else ():
+        of_q, of_k, of_v, kept = ({*one} for one in (labels[q], labels[k], labels[v], result))
+        are_summed = bool((of_q & of_k) - of_v - kept) and bool((of_k & of_v) - of_q - kept)
+        rows, width = (
+            [label for label in result if label in own - of_k - other] for own, other in ((of_q, of_v), (of_v, of_q))
+        )
+        is_whole = of_k <= of_q | of_v and (of_q & of_v) <= of_k & kept
+        if are_summed and is_whole and rows and width and result.index(rows[0]) < result.index(width[0]):
+            return k, v, q
+    return None
 
 
 def has_band(x: Tensor, labels: Labels, rows: set[Any], columns: set[Any]) -> bool:
