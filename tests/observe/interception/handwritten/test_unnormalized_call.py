@@ -12,6 +12,7 @@ from observe.recording_checks import EQUAL, assert_same_mechanism, record_and_co
 from regard.map.scored_matrix import ScoredMatrix
 from regard.map.stored_matrix import StoredMatrix
 from regard.observe import record
+from regard.observe.interception.handwritten.unnormalized_call import UNKNOWN
 
 B, H, T, D = 2, 3, 37, 5
 C = H * D
@@ -93,9 +94,13 @@ FORMS = {  # name: weights, how modules are built, what it is called, whether it
     "sigmoid": (lambda q, k: torch.sigmoid(hide(score(q, k)) - math.log(T)), [], "sigmoid attention", True),
     "silu": (lambda q, k: F.silu(score(q, k)) * 0.1, [], "silu attention", True),
     "gelu": (lambda q, k: F.gelu(score(q, k)), [], "gelu attention", True),
-    "another clamp": (lambda q, k: score(q, k).clamp(min=0.5), [], "relu attention", False),
-    "a clamp just above 0": (lambda q, k: score(q, k).clamp(min=1e-6), [], "relu attention", False),
-    "a clamp on both sides": (lambda q, k: score(q, k).clamp(-1, 1), [], "relu attention", False),
+    "another clamp": (lambda q, k: score(q, k).clamp(min=0.5), [], UNKNOWN, False),
+    "a clamp just above 0": (lambda q, k: score(q, k).clamp(min=1e-6), [], UNKNOWN, False),
+    "a clamp on both sides": (lambda q, k: score(q, k).clamp(-1, 1), [], UNKNOWN, False),
+    "a cube": (lambda q, k: score(q, k) ** 3, [], UNKNOWN, False),
+    "a cube of products": (lambda q, k: (s := score(q, k)) * s * s, [], UNKNOWN, False),
+    "a cube of relu": (lambda q, k: score(q, k).relu() ** 3, [], UNKNOWN, False),
+    "a root of relu": (lambda q, k: score(q, k).relu().sqrt(), [], UNKNOWN, False),
     "leaky relu": (lambda q, k: F.leaky_relu(score(q, k)), [], "leaky_relu attention", False),
     "talking heads": (
         lambda q, k, mix: mix(hide(score(q, k)).softmax(-1)),

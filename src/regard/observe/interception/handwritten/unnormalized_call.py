@@ -42,6 +42,7 @@ ACTIVATION_NAMES: dict[tuple[str, ...], str] = {  # by the functions of torch an
     (IDENTITY,): IDENTITY,
 }
 QUADRATIC = ("squared relu", "square")
+UNKNOWN = "attention of activated scores"  # by a formula that no name stands for
 
 
 @dataclass(eq=False)
@@ -131,7 +132,7 @@ def build_unnormalized_call(
         try:
             mechanism = mechanism or solve(trace, table, groups, weights, kernel)
         except UnreadableError as error:
-            reason = str(error)
+            title, reason = (UNKNOWN if solve is solve_activation else title), str(error)
     is_larger = mechanism is not None and sum(x.nbytes for x in mechanism.tensors.values()) > weights.nbytes
     if mechanism is None or (is_larger and n < t):  # the few rows of a step are less than all of its keys
         if weights.nbytes > LIMIT_BYTES:
