@@ -243,6 +243,73 @@ def test_a_weight_for_each_channel_of_picked_neighbors_that_is_multiplied_entry_
     assert not recording.calls
 
 
+class GroupedTransformer(nn.Module):
+    """The same where an index picks keys and values before they are compared, in the order of the first public code."""
+
+    def __init__(self, multiply: object, adds_places: bool) -> None:
+        super().__init__()
+        self.one, self.other, self.value = nn.Linear(C, C), nn.Linear(C, C), nn.Linear(C, C)
+        self.place, self.score = (nn.Sequential(nn.Linear(n, C), nn.ReLU(), nn.Linear(C, C)) for n in (D, C))
+        self.multiply, self.adds_places = multiply, adds_places
+
+    def pick(self, x: Tensor, index: Tensor) -> Tensor:
+        flat = index.flatten(1)[..., None].expand(-1, -1, x.shape[-1])
+        return x.gather(1, flat).view(*index.shape, x.shape[-1])
+
+    def forward(self, points: Tensor, x: Tensor) -> Tensor:
+        index = torch.cdist(points, points).argsort()[:, :, :3]
+        query, key, value = self.one(x), self.pick(self.other(x), index), self.pick(self.value(x), index)
+        scores = query[:, :, None] - key
+        if self.adds_places:
+            places = self.place(points[:, :, None] - self.pick(points, index))
+            scores, value = scores + places, value + places
+        self.weights = F.softmax(self.score(scores) / C**0.5, dim=-2)
+        return self.multiply(self.weights, value)
+
+
+@pytest.mark.parametrize("adds_places", [True, False])
+def test_a_weight_for_each_channel_of_keys_that_were_picked_before_is_recorded_query_by_query(adds_places, float64):
+    part = GroupedTransformer(lambda weights, values: torch.einsum("bqkc,bqkc->bqc", weights, values), adds_places)
+    recording, _ = record_and_compare(nn.Sequential(Calls(part)), lambda m: m(torch.randn(B, T, C)))
+    expected = part.weights.detach().flatten(0, 1).transpose(1, 2).unsqueeze(2)
+    torch.testing.assert_close(recording.map(0).dense(), expected, rtol=0, atol=EQUAL)
+
+
+def test_a_weight_for_each_channel_of_keys_that_were_picked_before_is_missed_if_multiplied_entry_by_entry(float64):
+    part = GroupedTransformer(lambda weights, values: (weights * values).sum(2), adds_places=True)
+    recording, _ = record_and_compare(nn.Sequential(Calls(part)), lambda m: m(torch.randn(B, T, C)), missing=True)
+    assert [one.module for one in recording.missed] == ["0.part"]
+    assert not recording.calls
+
+
+class Calls(nn.Module):
+    """A part that is called with places and tokens."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part(x[..., :D], x)
+
+
+class ChannelPool(nn.Module):
+    """A pooling layer with a weight for each channel, by how far each token is from the mean. https://arxiv.org/abs/2005.07143"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.score, self.place = nn.Sequential(nn.Linear(C, C), nn.Tanh(), nn.Linear(C, C)), nn.Linear(C, C)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = self.score(x - x.mean(1, keepdim=True) + self.place(x)).softmax(1)
+        return torch.einsum("btc,btc->bc", weights, x)
+
+
+def test_a_pooling_layer_with_a_weight_for_each_channel_is_no_attention():
+    recording, _ = record_and_compare(nn.Sequential(ChannelPool()), lambda m: m(torch.randn(B, T, C)))
+    assert not recording.calls
+
+
 def test_a_head_that_is_knocked_out_adds_nothing():
     model, ids = build_bloom().double(), torch.randint(31, (1, T))
     with intervene(model, KnockOut(layer=0, head=1)):

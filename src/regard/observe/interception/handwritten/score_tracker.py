@@ -11,6 +11,7 @@ from regard.observe.interception.handwritten.ancestor_search import (
     TensorRef,
     find_pair,
     is_broadcast_pair,
+    is_sum_of_broadcast,
     multiplies_copies,
 )
 from regard.observe.interception.handwritten.edge_softmax import scores_neighbors
@@ -19,6 +20,7 @@ from regard.observe.interception.handwritten.entry_sources import add_sink
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct
 from regard.observe.interception.handwritten.score_form import StepKind, start_form
 from regard.observe.interception.handwritten.traces import PickedKeys, Traced, TraceKind, Traces, join_roots
+from regard.observe.interception.handwritten.windows import is_row_for_each_token
 from regard.observe.interception.provenance import ModuleFrame, has_separate_sources
 
 NO_PRODUCT = "another function than a product"
@@ -120,8 +122,15 @@ class ScoreTracker(Traces):
 
 
 def scores_channels(frame: ModuleFrame, x: TensorRef, shape: torch.Size, axis: int) -> bool:
-    """Return whether a softmax over an axis before the last is of scores x of pairs of tokens, one for each channel."""
-    return len(shape) > 2 and axis % len(shape) != len(shape) - 1 and is_broadcast_pair(frame, x, shape.numel())
+    """Return whether a softmax over an axis before the last is of scores x of pairs of tokens, one for each channel.
+
+    If one of each pair was picked before, there has to be a row of scores for each token: those of a pooling layer are others.
+    """
+    if len(shape) < 3 or axis % len(shape) == len(shape) - 1:
+        return False
+    rows = shape.numel() // (shape[axis] * max(shape[-1], 1))
+    is_sum = is_row_for_each_token([frame], rows) and is_sum_of_broadcast(frame, x, shape.numel())
+    return is_sum or is_broadcast_pair(frame, x, shape.numel())
 
 
 def find_dim(name: str, args: Any) -> Any:
