@@ -58,7 +58,7 @@ def find_groups(
     if not queries and () in batch:  # a single query, behind a single batch row if both are there
         del batch[len(batch) - 1 - batch[::-1].index(())]
     given = [axes for axes in batch if axes]
-    has_heads_alone = len(given) == 1 and is_shared_by_batch(product, place, dims)
+    has_heads_alone = len(given) == 1 and is_shared_by_batch(product, place, weights, dims)
     tokens = count_tokens(table, queries, keys)
     value_dims = table.expand_dims(dims[1 - place])
     places = tuple(value_dims.index(axes) for axes in given if axes in value_dims)
@@ -86,15 +86,18 @@ def split_folded_heads(table: AxisTable, given: list[Axes], folded: FoldedHeads)
     return (parts[1], parts[0]) if folded.is_before else (parts[0], parts[1])
 
 
-def is_shared_by_batch(product: LabelledProduct, place: int, dims: tuple[Dims, Dims, Dims]) -> bool:
-    """Return whether no token made the weights, operand `place` of a product, and values have a batch before all their axes."""
+def is_shared_by_batch(product: LabelledProduct, place: int, weights: Trace, dims: tuple[Dims, Dims, Dims]) -> bool:
+    """Return whether no token made weights, operand `place` of a product, and values have a batch before all their axes.
+
+    The operand may be a part of the weights, if the batch repeats them.
+    """
     own, others = (dict(zip(product.labels[n], dims[n], strict=True)) for n in (place, 1 - place))
     missing = [label for label in product.result if others.get(label) and not own.get(label)]
     first = next((label for label in product.result if others.get(label)), None)
     if len(missing) < 2 or missing[0] != first:  # the other one is the width
         return False
-    weights = weakref.ref(product.operands[place])
-    return bool(STATE.frames) and STATE.frames[-1].find_contents(weights) < TOKEN
+    tensor = weights.tensor()
+    return tensor is not None and bool(STATE.frames) and STATE.frames[-1].find_contents(weakref.ref(tensor)) < TOKEN
 
 
 def find_queries(form: ScoreForm | None, table: AxisTable, keys: Axes) -> Axes | None:
