@@ -529,8 +529,31 @@ def test_parts_of_one_projection_need_no_feature_maps(form, normalize):
     torch.testing.assert_close(expected @ v, output, rtol=0, atol=EQUAL)
 
 
+class Unprojected(nn.Module):
+    """Linear self-attention with one matrix for queries and keys, whose keys or values are the tokens themselves."""
+
+    def __init__(self, are_values: bool) -> None:
+        super().__init__()
+        self.are_values, self.one, self.other = are_values, nn.Parameter(torch.randn(D, D)), nn.Parameter(torch.randn(D, D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, y = x @ self.one, x @ self.other
+        k, v = (y, x) if self.are_values else (x, y)
+        self.expected = q @ k.mT / T
+        return x + (q @ k.mT @ v) / T
+
+
+@pytest.mark.parametrize("are_values", [False, True])
+def test_keys_or_values_may_be_the_tokens_themselves(are_values):
+    """As in proofs of what it learns, https://arxiv.org/abs/2306.09927."""
+    mixer = Unprojected(are_values)
+    recording, _ = record_and_compare(nn.Sequential(mixer), lambda m: m(torch.randn(B, T, D)))
+    torch.testing.assert_close(recording.map(0, kind="implicit").dense()[:, 0], mixer.expected.detach(), rtol=0, atol=EQUAL)
+
+
 OTHER_PRODUCTS: dict[str, Form] = {
     "one tensor": lambda q, k, v: q @ (q.mT @ q),
+    "queries as keys": lambda q, k, v: q @ q.mT @ v,
     "running sums along keys": lambda q, k, v: (q @ k.mT).cumsum(-1) @ v,
     "one tensor in an einsum": lambda q, k, v: torch.einsum("bid,bjd,bje->bie", v, v, v),
 }

@@ -79,16 +79,16 @@ def test_a_module_whose_place_in_the_model_is_called_attention_is_missed_too(nam
 
 
 class DotProduct(nn.Module):
-    """Scaled scores that are multiplied with values as they are, which no layer has made, and not divided by their number."""
+    """Scaled scores in another order, which are multiplied with values as they are, and not divided by their number."""
 
     def __init__(self, name):
         super().__init__()
-        self.name, self.other = name, nn.Linear(8, 8)
+        self.name, self.other = name, nn.Linear(8, 16)
         self.add_module(name, nn.Linear(8, 8))
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k = getattr(self, self.name)(x), self.other(x)
-        return (q @ k.mT / 8**0.5) @ x
+        q, (k, v) = getattr(self, self.name)(x), self.other(x).chunk(2, -1)
+        return (q @ k.mT / 8**0.5).flip(-1) @ v
 
 
 @pytest.mark.parametrize(("name", "is_missed"), [("to_q", True), ("first", False)])

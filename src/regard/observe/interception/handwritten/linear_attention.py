@@ -5,6 +5,7 @@ running sum over the keys, later keys have 0. r_i is what the layer multiplied i
 """
 
 import math
+import weakref
 from dataclasses import dataclass
 from itertools import permutations
 from typing import NamedTuple
@@ -22,13 +23,14 @@ from regard.observe.interception.handwritten.ancestor_search import (
     has_fewer_rows,
 )
 from regard.observe.interception.handwritten.axis_groups import count_tokens, split_heads
+from regard.observe.interception.handwritten.edge_softmax import skip_layouts
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct, Labels
 from regard.observe.interception.handwritten.score_form import ScoreForm, ScoreStep, StepKind
 from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims
 from regard.observe.interception.handwritten.traces import Trace
 from regard.observe.interception.head_counts import find_head_counts
 from regard.observe.interception.plain_tensors import UnreadableError
-from regard.observe.interception.provenance import ModuleFrame
+from regard.observe.interception.provenance import TOKEN, ModuleFrame
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall, RecurrenceFactors, sample_state
 
 CHANGED = "it is linear attention, whose products of keys with values are changed by {} before queries are multiplied with them"
@@ -140,14 +142,15 @@ def multiplies_rows_and_columns(frames: list[ModuleFrame], table: AxisTable, rol
 def are_projected_tokens(frames: list[ModuleFrame], table: AxisTable, roles: ChainRoles) -> bool:
     """Return whether layers made queries, keys and values, three tensors, each with the tokens that the products have as rows.
 
-    So it is in linear self-attention without a feature map. https://arxiv.org/abs/2212.07677
+    One of them may be an argument of the module. So it is in linear self-attention. https://arxiv.org/abs/2212.07677
     """
-    orders = list_token_orders(frames, table, roles)
-    are_made = all(
-        projection is not None and are_rows is not None and has_features_last(projection) == are_rows
-        for projection, are_rows in orders
-    )
-    return are_made and len({x.data_ptr() for x in (roles.q, roles.k, roles.v)}) == 3
+    parts, orders = (roles.q, roles.k, roles.v), list_token_orders(frames, table, roles)
+    are_last = {has_features_last(projection) for projection, _ in orders if projection is not None}
+    if len({x.data_ptr() for x in parts}) < 3 or len(are_last) != 1 or {are_rows for _, are_rows in orders} != are_last:
+        return False
+    others = [weakref.ref(x) for x, (projection, _) in zip(parts, orders, strict=True) if projection is None]
+    frame = frames[-1]
+    return not others or (len(others) == 1 and frame.find_contents(others[0]) == TOKEN and not skip_layouts(frame, others[0]))
 
 
 def list_token_orders(

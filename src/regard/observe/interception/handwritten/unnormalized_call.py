@@ -132,7 +132,8 @@ def build_unnormalized_call(
         try:
             mechanism = mechanism or solve(trace, table, groups, weights, kernel)
         except UnreadableError as error:
-            title, reason = (UNKNOWN if solve is solve_activation else title), str(error)
+            reason = str(error)
+            title = UNKNOWN if solve is solve_activation and title != TITLE else title
     is_larger = mechanism is not None and sum(x.nbytes for x in mechanism.tensors.values()) > weights.nbytes
     if mechanism is None or (is_larger and n < t):  # the few rows of a step are less than all of its keys
         if weights.nbytes > LIMIT_BYTES:
