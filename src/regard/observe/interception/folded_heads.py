@@ -74,7 +74,7 @@ def find_places_before(maker: Operation, places: tuple[int, ...]) -> tuple[int, 
     before, after, args, kwargs = layout
     if 0 in before:
         return None
-    if maker.name in PERMUTES_AXES:
+    if maker.name in PERMUTES_AXES | {"mT"}:
         order = find_order(maker.name, before, args, kwargs)
         return tuple(order[n] for n in places)
     whole = [find_whole_axis(before, after, n) for n in places]
@@ -88,6 +88,7 @@ def find_places_before(maker: Operation, places: tuple[int, ...]) -> tuple[int, 
 
 def find_order(name: str, shape: Sequence[int], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[int]:
     """Return where the axes of the result of a function that permutes axes were before."""
+    name, args = ("transpose", (-2, -1)) if name == "mT" else (name, args)
     if name.startswith(("transpose", "swap")) and len(args) == 2:  # torch itself takes longer, below
         order, (one, other) = [*range(len(shape))], args
         order[one], order[other] = order[other], order[one]

@@ -529,6 +529,121 @@ def test_parts_of_one_projection_need_no_feature_maps(form, normalize):
     torch.testing.assert_close(expected @ v, output, rtol=0, atol=EQUAL)
 
 
+def cut_to_batch(x: Tensor) -> Tensor:
+    return torch.cat(x.chunk(H, -1), 0)
+
+
+def join_from_batch(x: Tensor) -> Tensor:
+    return torch.cat(x.chunk(H, 0), -1)
+
+
+ORDERS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {  # to heads, and back to (b, t, h e)
+    "(b, h, t, d)": (lambda x: x.unflatten(-1, (H, -1)).transpose(1, 2), lambda y: y.transpose(1, 2).flatten(2)),
+    "(h, b, t, d)": (lambda x: x.unflatten(-1, (H, -1)).permute(2, 0, 1, 3), lambda y: y.permute(1, 2, 0, 3).flatten(2)),
+    "(h b, t, d) by cat": (cut_to_batch, join_from_batch),
+    "(h, b, t, d) by stack": (lambda x: torch.stack(x.chunk(H, -1)), lambda y: torch.cat([*y], -1)),
+    "(b h, t, d)": (
+        lambda x: x.unflatten(-1, (H, -1)).transpose(1, 2).flatten(0, 1),
+        lambda y: y.unflatten(0, (-1, H)).transpose(1, 2).flatten(2),
+    ),
+    "(b h, t, d) of tokens first": (
+        lambda x: x.transpose(0, 1).contiguous().view(x.shape[1], len(x) * H, -1).transpose(0, 1),
+        lambda y: y.transpose(0, 1).reshape(y.shape[1], -1, H * y.shape[2]).transpose(0, 1),
+    ),
+}
+
+
+class Ordered(nn.Module):
+    """Heads in an order of axes, by a form of products; the number of heads is stated or not."""
+
+    def __init__(self, order: str, form: Form, is_stated: bool) -> None:
+        super().__init__()
+        self.order, self.form = ORDERS[order], form
+        self.one, self.two, self.three = nn.Linear(11, H * D), nn.Linear(11, H * D), nn.Linear(11, H * E)
+        if is_stated:
+            self.num_heads = H
+
+    def forward(self, x: Tensor) -> Tensor:
+        split, join = self.order
+        q, k, v = self.one(x).exp(), self.two(x).exp(), self.three(x)
+        q_heads, k_heads = (one.unflatten(-1, (H, D)) for one in (q, k))
+        self.expected = torch.einsum("bihd,bjhd->bhij", q_heads, k_heads).detach()
+        return join(self.form(*map(split, (q, k, v))))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("form", [lambda q, k, v: q @ k.mT @ v, lambda q, k, v: q @ (k.mT @ v)], ids=["scores", "states"])
+@given(st.sampled_from([1, 2, H, 2 * H]), st.sampled_from([2, H, 7]), st.booleans())
+def test_heads_may_stand_before_the_batch(order, form, batch, tokens, is_stated):
+    mixer = Ordered(order, form, is_stated)
+    recording, _ = record_and_compare(nn.Sequential(mixer), lambda m: m(torch.randn(batch, tokens, 11)))
+    found = recording.map(0, kind="implicit").dense()
+    torch.testing.assert_close(found, mixer.expected, rtol=EQUAL, atol=EQUAL)
+
+
+class SharedKeys(nn.Module):
+    """Groups of heads with the same keys and values, as products of four or five axes or with keys that are repeated."""
+
+    def __init__(self, groups: int, form: str) -> None:
+        super().__init__()
+        self.groups, self.form = groups, form
+        self.one, self.two, self.three = nn.Linear(11, 4 * D), nn.Linear(11, groups * D), nn.Linear(11, groups * E)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = F.elu(self.one(x)) + 1, F.elu(self.two(x)) + 1
+        q, k, v = q.unflatten(-1, (self.groups, -1, D)), k.unflatten(-1, (-1, D)), self.three(x).unflatten(-1, (-1, E))
+        self.expected = torch.einsum("bigrd,bjgd->bgrij", q, k).flatten(1, 2).detach()
+        if self.form == "repeated":
+            q = q.flatten(2, 3).transpose(1, 2)
+            k, v = (one.transpose(1, 2).repeat_interleave(4 // self.groups, 1) for one in (k, v))
+            return (q @ k.mT @ v).transpose(1, 2).flatten(2)
+        if self.form == "states":
+            return torch.einsum("bigrd,bgde->bigre", q, torch.einsum("bjgd,bjge->bgde", k, v)).flatten(2)
+        return torch.einsum("bgrij,bjge->bigre", torch.einsum("bigrd,bjgd->bgrij", q, k), v).flatten(2)
+
+
+@pytest.mark.parametrize("form", ["scores", "states", "repeated"])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_heads_may_share_keys(form, groups, batch):
+    mixer = SharedKeys(groups, form)
+    recording, _ = record_and_compare(nn.Sequential(mixer), lambda m: m(torch.randn(batch, T, 11)))
+    torch.testing.assert_close(recording.map(0, kind="implicit").dense(), mixer.expected, rtol=0, atol=EQUAL)
+
+
+class Pixels(nn.Module):
+    """Linear attention over the two axes of an image, with heads that share keys or one head."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.heads, self.one, self.two, self.three = heads, nn.Linear(11, heads * D), nn.Linear(11, D), nn.Linear(11, E)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = F.elu(self.one(x)) + 1, F.elu(self.two(x)) + 1, self.three(x)
+        self.expected = torch.einsum("bihd,bjd->bhij", q.flatten(1, 2).unflatten(-1, (-1, D)), k.flatten(1, 2)).detach()
+        states = torch.einsum("byxd,byxe->bde", k, v)
+        if self.heads == 1:
+            return torch.einsum("byxd,bde->byxe", q, states)
+        return torch.einsum("byxhd,bde->byxhe", q.unflatten(-1, (-1, D)), states).flatten(3)
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_tokens_may_be_two_axes(heads):
+    mixer = Pixels(heads)
+    recording, _ = record_and_compare(nn.Sequential(mixer), lambda m: m(torch.randn(B, 3, 4, 11)))
+    torch.testing.assert_close(recording.map(0, kind="implicit").dense(), mixer.expected, rtol=0, atol=EQUAL)
+
+
+@pytest.mark.parametrize("form", [lambda q, k, v: q @ k.mT @ v, lambda q, k, v: q @ (k.mT @ v)], ids=["scores", "states"])
+@pytest.mark.parametrize("tokens", [D, T])
+def test_values_may_be_features_that_are_not_negative(form, tokens):
+    mixer = Fused(lambda q, k, v: form(q.relu(), k.relu(), v.relu()))
+    x = torch.randn(B, tokens, 11)
+    recording, _ = record_and_compare(nn.Sequential(mixer), lambda m: m(x))
+    q, k, _ = mixer.project(x).detach().relu().chunk(3, -1)
+    torch.testing.assert_close(recording.map(0, kind="implicit").dense()[:, 0], q @ k.mT, rtol=0, atol=EQUAL)
+
+
 class Unprojected(nn.Module):
     """Linear self-attention with one matrix for queries and keys, whose keys or values are the tokens themselves."""
 

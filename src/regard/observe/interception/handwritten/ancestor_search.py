@@ -308,25 +308,27 @@ def find_ancestors(frames: list[ModuleFrame], x: Tensor) -> set[int]:
     return ids
 
 
-def is_feature_map(frames: list[ModuleFrame], x: Sized, max_joins: int = MAX_JOINS) -> bool:
+def is_feature_map(frames: list[ModuleFrame], x: Sized, max_joins: int = MAX_JOINS, whole: TensorRef | None = None) -> bool:
     """Return whether a nonlinear function or a softmax made x, up to layouts, factors, sums and joins of feature maps alone.
 
     What another module has made counts if it is at least 0 and no mask. The model's own arguments, as the adjacency matrix of a
-    graph, do not.
+    graph, do not. `whole` is a tensor that x was joined to.
     """
 
     def goes_on(maker: Operation, n: int, size: int) -> bool:
-        return n >= size and maker.name not in JOINS and not is_end(maker)  # a smaller tensor is a norm or a factor
+        is_larger = n >= size or strip_affixes(maker.name) in REPEATS  # a smaller tensor is a norm or a factor
+        return is_larger and maker.name not in JOINS and not is_end(maker)
 
+    whole = x[0] if whole is None else whole
     for frame, (one, _), makers in walk_back(frames, x, goes_on):
         if any(infer_role(maker.name) in (Role.NONLINEAR, Role.POWER, Role.SOFTMAX) for maker in makers):
             return True
-        tensor = next((y for ref in (one, x[0]) if (y := ref()) is not None), None)
-        if makers and makers[-1].child and tensor is not None and has_features(tensor):
+        tensor = next((y for ref in (one, x[0], whole) if (y := ref()) is not None), None)
+        if any(maker.child for maker in makers) and tensor is not None and has_features(tensor):
             return True
         for maker in makers:
             parts = find_token_inputs(frame, maker) if maker.name in JOINS else []
-            if parts and max_joins and all(is_feature_map(frames, part, max_joins - 1) for part in parts):
+            if parts and max_joins and all(is_feature_map(frames, part, max_joins - 1, whole) for part in parts):
                 return True
             if any(multiplies_itself(frame, part) for part in parts):
                 return True  # a polynomial, whose lower powers are joined with it

@@ -5,6 +5,7 @@ import weakref
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from regard.observe.interception.folded_heads import FoldedHeads, find_folded_heads
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct
@@ -60,29 +61,44 @@ def find_groups(
     given = [axes for axes in batch if axes]
     has_heads_alone = len(given) == 1 and is_shared_by_batch(product, place, weights, dims)
     tokens = count_tokens(table, queries, keys)
-    value_dims = table.expand_dims(dims[1 - place])
-    places = tuple(value_dims.index(axes) for axes in given if axes in value_dims)
-    has_places = weights.pairs and not has_heads_alone and len(given) == len(places) in (1, 2)
-    folded = find_folded_heads(STATE.frames, product.operands[1 - place], places) if has_places else None
-    if folded is not None:
-        before, heads = split_folded_heads(table, given, folded)
-    else:
-        before, heads = ((), given[0]) if has_heads_alone else split_grouped_heads(table, batch, other, tokens)
+    values = product.operands[1 - place], dims[1 - place]
+    found = split_as_made(table, given, *values) if weights.pairs and not has_heads_alone else None
+    if found is None:
+        found = ((), given[0]) if has_heads_alone else split_grouped_heads(table, batch, other, tokens)
+    before, heads = found
     width = tuple(axis for axes in table.expand_dims(dims[1 - place]) for axis in axes if axis not in {*keys, *before, *heads})
     return Groups(before, heads, queries, keys, width)
 
 
+def split_as_made(table: AxisTable, given: list[Axes], x: Tensor, dims: Dims) -> tuple[Axes, Axes] | None:
+    """Return which axes are of batch and of heads, by the functions that made x with axes `dims`; None if none show it."""
+    own = table.expand_dims(dims)
+    places = tuple(own.index(axes) for axes in given if axes in own)
+    folded = find_folded_heads(STATE.frames, x, places) if len(given) == len(places) in (1, 2) else None
+    return None if folded is None else split_folded_heads(table, given, folded)
+
+
+def split_batch(table: AxisTable, given: list[Axes], x: Tensor, dims: Dims, tokens: set[int]) -> tuple[Axes, Axes]:
+    """Return the axes of batch and of heads among those of a tensor x that are neither tokens nor features."""
+    return split_as_made(table, given, x, dims) or split_heads(table, given, tokens, find_head_counts())
+
+
 def split_folded_heads(table: AxisTable, given: list[Axes], folded: FoldedHeads) -> tuple[Axes, Axes]:
-    """Return the axes of batch and of heads of one dimension that holds both, or of the two that hold one each."""
+    """Return the axes of batch and of heads of one dimension that holds both, or of the two that hold one each.
+
+    Raises UnreadableError if the dimension was split otherwise before.
+    """
     parts = given
     if len(given) == 1:
         size = math.prod(table.get_sizes(given[0]))
         if folded.heads in (1, size):
             return (given[0], ()) if folded.heads < size else ((), given[0])
+        outer = folded.heads if folded.is_before else size // folded.heads
         parts = [given[0][:1], given[0][1:]]
         if not parts[1]:
-            outer = folded.heads if folded.is_before else size // folded.heads
             parts = [(axis,) for axis in table.split_axis(given[0][0], outer)]
+        elif table.get_sizes(parts[0]) != [outer]:
+            raise UnreadableError("its heads and its batch rows share an axis that was split in another way")
     return (parts[1], parts[0]) if folded.is_before else (parts[0], parts[1])
 
 

@@ -22,16 +22,16 @@ from regard.observe.interception.handwritten.ancestor_search import (
     has_features_last,
     has_fewer_rows,
 )
-from regard.observe.interception.handwritten.axis_groups import count_tokens, split_heads
+from regard.observe.interception.handwritten.axis_groups import count_tokens, split_batch
 from regard.observe.interception.handwritten.edge_softmax import skip_layouts
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct, Labels
 from regard.observe.interception.handwritten.score_form import ScoreForm, ScoreStep, StepKind
 from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims
 from regard.observe.interception.handwritten.traces import Trace
-from regard.observe.interception.head_counts import find_head_counts
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.provenance import TOKEN, ModuleFrame
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall, RecurrenceFactors, sample_state
+from regard.observe.interception.thread_state import STATE
 
 CHANGED = "it is linear attention, whose products of keys with values are changed by {} before queries are multiplied with them"
 TITLE = "linear attention"
@@ -190,6 +190,19 @@ def find_stride(table: AxisTable, x: Tensor, dims: Dims, axes: set[int]) -> int 
     return min((stride for stride, one in own if axes & set(one)), default=None)
 
 
+def find_shared_heads(table: AxisTable, roles: ChainRoles, axes: set[int]) -> set[int]:
+    """Return those of some axes of queries alone that are heads with the same keys; none if that is not known.
+
+    Tokens have as many dimensions in queries as in keys. A layer has made the queries of all heads of a token as its features.
+    """
+    own = [(x, one) for x, one in zip(roles.q.stride(), map(set, table.expand_dims(roles.q_dims)), strict=True) if one & axes]
+    count = len(own) - max(sum(bool(roles.keys & {*one}) for one in table.expand_dims(roles.k_dims)), 1)
+    projection = find_projection(STATE.frames, roles.q) if count > 0 else None
+    is_last = None if projection is None else has_features_last(projection)
+    own.sort(key=lambda pair: pair[0], reverse=not is_last)
+    return set() if is_last is None else axes & {axis for _, one in own[:count] for axis in one}
+
+
 def has_values_of_each_query(table: AxisTable, roles: ChainRoles) -> bool:
     """Return whether each query has values of its own, or keys have rows that neither queries nor values have.
 
@@ -218,7 +231,7 @@ def are_keys_generated(frames: list[ModuleFrame], table: AxisTable, roles: Chain
     """Return whether keys were made of fewer tokens than there are keys, as weights are that a hypernetwork generates."""
     keys, rest = select_axes(table, roles.k_dims, roles.keys), roles.features | roles.keys
     others = [tuple(axis for axis in axes if axis not in rest) for axes in table.expand_dims(roles.k_dims)]
-    batch, _ = split_heads(table, [axes for axes in others if axes], count_tokens(table, keys), find_head_counts())
+    batch, _ = split_batch(table, [axes for axes in others if axes], roles.k, roles.k_dims, count_tokens(table, keys))
     return has_fewer_rows(frames, roles.k, math.prod(table.get_sizes(table.expand_axes((*batch, *keys)))))
 
 
@@ -255,6 +268,12 @@ def select_axes(table: AxisTable, dims: Dims, axes: set[int]) -> Axes:
     return tuple(axis for one in table.expand_dims(dims) for axis in one if axis in axes)
 
 
+def find_dimension(table: AxisTable, dims: Dims, axes: Axes) -> int:
+    """Return the dimension of a tensor that holds some axes, the last one if none does."""
+    own = table.expand_dims(dims)
+    return next((n for n, one in enumerate(own) if {*axes} <= {*one}), len(own) - 1)
+
+
 def is_causal_table(table: AxisTable, step: ScoreStep, queries: Axes, keys: Axes) -> bool:
     """Return whether a step multiplies the scores of later keys by 0, or writes 0 there, and leaves all others."""
     axes = list_axes(table, step.dims)
@@ -288,14 +307,24 @@ def read_call(
         list_axes(table, one) - roles.features - roles.keys for one in (roles.q_dims, roles.k_dims, roles.v_dims)
     )
     batch = of_keys | (own & of_values)
-    queries = select_axes(table, dims, (roles.keys & list_axes(table, dims)) or own - batch)
+    running = roles.keys & list_axes(table, dims)
     width = select_axes(table, dims, of_values - batch)
     features, keys = (select_axes(table, roles.k_dims, one) for one in (roles.features, roles.keys))
-    rows = [select_axes(table, (axes,), batch) for axes in dims]
-    if features or width:
-        first = split_heads(table, [axes for axes in rows if axes], count_tokens(table, queries, keys), find_head_counts())
-    else:
+    is_by_channel = not (features or width)
+    shared = own - batch if running else find_shared_heads(table, roles, own - batch)
+    shared = set() if is_by_channel else shared
+    queries = select_axes(table, dims, running or own - batch - shared)
+    given = [axes for axes in (select_axes(table, (one,), batch) for one in dims) if axes]
+    if is_by_channel:
         first = split_channels(table, dims, queries)
+    elif (
+        len(given) == 1 and sum(not batch.union(roles.features).issuperset(one) for one in table.expand_dims(roles.q_dims)) > 1
+    ):
+        is_behind_batch = () in dims and dims.index(()) < find_dimension(table, dims, given[0])  # of one row, without an axis
+        first = ((), given[0]) if is_behind_batch else (given[0], ())
+    else:
+        first = split_batch(table, given, roles.v, roles.v_dims, count_tokens(table, queries, keys))
+    first = first[0], (*first[1], *select_axes(table, dims, shared))
     groups = (*first, queries, width)
     outputs = table.arrange(y.detach(), dims, groups).clone()  # y may be written into, as by a residual connection
     q = table.arrange(roles.q, roles.q_dims, (*first, queries, features))

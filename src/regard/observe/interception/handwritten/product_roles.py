@@ -225,9 +225,12 @@ def shares_values(frames: list[ModuleFrame], weights: Tensor, values: Tensor, ex
     return is_read and not is_routed(frames, weights, values)
 
 
-def sums_tokens(traces: Traces, frames: list[ModuleFrame], trace: Trace) -> bool:
-    """Return whether scores are sums over tokens, so that they are of features with features: those of a layer are kept."""
-    form = trace.form
+def sums_tokens(traces: Traces, frames: list[ModuleFrame], trace: Trace) -> bool | None:
+    """Return whether scores are sums over tokens, and so of features with features; None if no layer shows it.
+
+    A layer has made one of the two tensors that were multiplied, with its features before or behind its tokens.
+    """
+    form, found = trace.form, set[bool]()
     for x, dims in () if form is None else ((form.a, form.a_dims), (form.b, form.b_dims)):
         assert form is not None
         projection = find_projection(frames, x)
@@ -235,6 +238,6 @@ def sums_tokens(traces: Traces, frames: list[ModuleFrame], trace: Trace) -> bool
         own, of_scores = list_axes(traces.table, dims), list_axes(traces.table, form.dims)
         of_both = list_axes(traces.table, form.a_dims) & list_axes(traces.table, form.b_dims)
         summed, kept = (find_stride(traces.table, x, dims, axes) for axes in (own - of_scores, own - of_both))
-        if is_last is not None and summed is not None and kept is not None and (summed > kept) == is_last:
-            return True
-    return False
+        if is_last is not None and summed is not None and kept is not None:
+            found.add((summed > kept) == is_last)
+    return (True in found) if found else None

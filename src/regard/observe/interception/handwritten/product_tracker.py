@@ -46,6 +46,7 @@ from regard.observe.interception.handwritten.product_roles import (
     list_softmax_axes,
     makes_features,
     multiplies_features,
+    sums_tokens,
 )
 from regard.observe.interception.handwritten.traces import Trace, TraceKind, join_roots
 from regard.observe.interception.handwritten.weight_tracker import WeightTracker
@@ -104,7 +105,8 @@ class ProductTracker(WeightTracker):
                     self.drop(y)
                     return None
                 product_of_scores, factors = separate_factors(name, args, kwargs, x)
-                if self.linear.start_call(frames, self.table, name, product_of_scores, factors, x, trace, y):
+                may_be_states = sums_tokens(self, frames, trace) is not False  # products of keys with values
+                if may_be_states and self.linear.start_call(frames, self.table, name, product_of_scores, factors, x, trace, y):
                     self.drop(y)
                     return None
                 roles = find_roles_of_scores(frames, self.table, trace, x, product_of_scores, partial(list_softmax_axes, self))
