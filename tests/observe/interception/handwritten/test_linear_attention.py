@@ -599,10 +599,13 @@ class SharedKeys(nn.Module):
             return (q @ k.mT @ v).transpose(1, 2).flatten(2)
         if self.form == "states":
             return torch.einsum("bigrd,bgde->bigre", q, torch.einsum("bjgd,bjge->bgde", k, v)).flatten(2)
-        return torch.einsum("bgrij,bjge->bigre", torch.einsum("bigrd,bjgd->bgrij", q, k), v).flatten(2)
+        scores = torch.einsum("bigrd,bjgd->bgrij", q, k)
+        if self.form == "causal":
+            scores, self.expected = scores.tril(), self.expected.tril()
+        return torch.einsum("bgrij,bjge->bigre", scores, v).flatten(2)
 
 
-@pytest.mark.parametrize("form", ["scores", "states", "repeated"])
+@pytest.mark.parametrize("form", ["scores", "causal", "states", "repeated"])
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_heads_may_share_keys(form, groups, batch):

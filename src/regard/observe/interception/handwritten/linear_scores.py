@@ -65,6 +65,7 @@ def find_roles_of_scores(
     v, v_dims = product.operands[1 - place], dims[1 - place]
     features = (a & b) - of_scores
     queries = (a | b) & of_scores - keys - (a & b)
+    queries = queries - {*table.expand_axes(form.shared)} or queries  # without heads that share keys
     scores = arrange_scores(table, x, trace.dims, queries, keys)
     is_masked = scores is not None and scores.shape[-2] == scores.shape[-1] and hides_pairs(table, form, queries | keys)
     is_causal = scores is not None and is_masked and has_later_zeros(scores)
