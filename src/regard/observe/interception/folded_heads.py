@@ -13,10 +13,11 @@ from torch import Tensor
 
 from regard.observe.interception.function_roles import Role, infer_role
 from regard.observe.interception.lookups import JOINS_PARTS, PERMUTES_AXES, SPLITS, Layout
-from regard.observe.interception.provenance import ModuleFrame, Operation
+from regard.observe.interception.provenance import ModuleFrame, Operation, TensorOrRef
 
 SAME_AXES = SPLITS | {"contiguous", "clone", "to", "float", "type", "type_as", "detach"}  # of a tensor and the result
 STEPS = 32  # functions that are followed back, at most
+TERMS = 8  # of a sum that is a state, at most
 
 
 class FoldedHeads(NamedTuple):
@@ -26,12 +27,12 @@ class FoldedHeads(NamedTuple):
     is_before: bool
 
 
-def find_folded_heads(frames: Sequence[ModuleFrame], x: Tensor, places: tuple[int, ...] = (0,)) -> FoldedHeads | None:
+def find_folded_heads(frames: Sequence[ModuleFrame], x: TensorOrRef, places: tuple[int, ...] = (0,)) -> FoldedHeads | None:
     """Return the heads in the axes of batch and heads of a tensor, both in one or each in its own, by their places.
 
     None if the functions that made the tensor do not show them.
     """
-    ref = weakref.ref(x)
+    ref = weakref.ref(x) if isinstance(x, Tensor) else x
     for frame in reversed(frames):
         for _ in range(STEPS):
             made = frame.find_makers(ref)
@@ -54,6 +55,32 @@ def find_folded_heads(frames: Sequence[ModuleFrame], x: Tensor, places: tuple[in
                 return found
             places, ref = found, maker.given[maker.sizes.index(max(maker.sizes))]
     return None
+
+
+def find_folded_rows(
+    frames: Sequence[ModuleFrame], state: "weakref.ref[Tensor]", shape: Sequence[int], n: int
+) -> FoldedHeads | None:
+    """Return the heads in the first n axes of a state of a shape, by the functions that made what it was last written from."""
+    for frame in reversed(frames):
+        terms, size = [state], math.prod(shape)
+        for term in terms:  # which grows
+            for maker in frame.find_makers(term)[:1] if len(terms) < TERMS else []:
+                operands = [*zip(maker.given, maker.sizes, strict=False)]
+                terms += [one for one, count in operands if count == size]
+                for one in (one for one, count in operands if count < size):
+                    made = frame.find_makers(one)[:1]
+                    if made and find_shape(made[0])[:n] == tuple(shape[:n]):
+                        found = find_folded_heads([frame], one, tuple(range(n)))
+                        if found is not None:
+                            return found
+    return None
+
+
+def find_shape(maker: Operation) -> tuple[int, ...]:
+    """Return the shape of an operation's result, if its layout or its axis was logged."""
+    if maker.layout is not None:
+        return tuple(maker.layout[1])
+    return () if maker.along is None else (*maker.along[1][: maker.along[0]], *maker.along[1][maker.along[0] + 1 :])
 
 
 def find_joining_axis(layout: Layout) -> int:

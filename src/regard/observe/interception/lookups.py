@@ -15,7 +15,7 @@ PERMUTES_AXES = {"permute", "transpose", "swapaxes", "swapdims", "movedim", "mov
 JOINS_PARTS = {"cat", "concat", "concatenate", "stack"}
 SPLITS = {"chunk", "split", "tensor_split"}
 REARRANGES = (
-    PERMUTES_AXES | JOINS_PARTS | SPLITS | {"view", "reshape", "flatten", "unflatten", "mT"}
+    PERMUTES_AXES | JOINS_PARTS | SPLITS | {"view", "reshape", "flatten", "unflatten", "unsqueeze", "mT"}
 )  # functions whose layout is logged
 Layout = tuple[tuple[int, ...], tuple[int, ...], tuple[Any, ...], dict[str, Any]]  # shapes before and after, other arguments
 CUTS_OR_ROLLS = {"__getitem__", "narrow", "roll"}

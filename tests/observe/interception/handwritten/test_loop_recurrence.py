@@ -63,6 +63,57 @@ def test_the_map_of_a_loop_is_the_matrix_of_its_definition(form, b, h, t, d, e, 
     assert found.certificate().error < EQUAL
 
 
+HEAD_ORDERS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], int]] = {  # to heads, back, the axis of tokens
+    "(b, h, t, d)": (lambda x, h: x.unflatten(-1, (h, -1)).transpose(1, 2), lambda y, h: y.transpose(1, 2).flatten(2), 2),
+    "(h, b, t, d)": (
+        lambda x, h: x.unflatten(-1, (h, -1)).permute(2, 0, 1, 3),
+        lambda y, h: y.permute(1, 2, 0, 3).flatten(2),
+        2,
+    ),
+    "(h, b, t, d) by stack": (lambda x, h: torch.stack(x.chunk(h, -1)), lambda y, h: torch.cat([*y], -1), 2),
+    "(h b, t, d)": (lambda x, h: torch.cat(x.chunk(h, -1), 0), lambda y, h: torch.cat(y.chunk(h, 0), -1), 1),
+    "(b h, t, d)": (
+        lambda x, h: x.unflatten(-1, (h, -1)).transpose(1, 2).flatten(0, 1),
+        lambda y, h: y.unflatten(0, (-1, h)).transpose(1, 2).flatten(2),
+        1,
+    ),
+}
+
+
+class OrderedLoop(nn.Module):
+    """A gated loop over tokens whose heads are in an order of axes; their number is stated or not."""
+
+    def __init__(self, order: str, h: int, is_stated: bool) -> None:
+        super().__init__()
+        self.order, self.h, self.one, self.gates = order, h, nn.Linear(6, 3 * h * 4), nn.Linear(6, h)
+        if is_stated:
+            self.num_heads = h
+
+    def forward(self, x: Tensor) -> Tensor:
+        split, join, axis = HEAD_ORDERS[self.order]
+        (q, k, v), gates = self.one(x).chunk(3, -1), self.gates(x).sigmoid()
+        sums = gates.transpose(1, 2).log().cumsum(-1)
+        decays = (sums.unsqueeze(-1) - sums.unsqueeze(-2)).exp().tril()
+        own = (one.unflatten(-1, (self.h, -1)).transpose(1, 2) for one in (q, k))
+        self.expected = (torch.matmul(*(one if n == 0 else one.mT for n, one in enumerate(own))) * decays).detach()
+        tokens = zip(*(split(one, self.h).unbind(axis) for one in (q, k, v, gates)), strict=True)
+        state, outputs = 0, []
+        for query, key, value, gate_of_token in tokens:
+            state = state * gate_of_token.unsqueeze(-1) + key.unsqueeze(-1) * value.unsqueeze(-2)
+            outputs.append((query.unsqueeze(-2) @ state).squeeze(-2))
+        return join(torch.stack(outputs, axis), self.h)
+
+
+@pytest.mark.parametrize("order", HEAD_ORDERS)
+@settings(max_examples=12, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(2, 4), st.booleans())
+def test_heads_of_a_loop_may_stand_before_the_batch(order, b, h, t, is_stated):
+    model = nn.Sequential(OrderedLoop(order, h, is_stated))
+    recording, _ = record_and_compare(model, lambda m: m(torch.randn(b, t, 6)))
+    found = recording.map(0, kind="implicit").dense()
+    torch.testing.assert_close(found, model[0].expected, rtol=0, atol=EQUAL)
+
+
 class Mamba(nn.Module):
     """A selective scan with the loop of mamba-minimal, or of mamba.py, whose states are read after it."""
 

@@ -15,15 +15,17 @@ from torch import Tensor
 from regard.map.linear_recurrence import GONE, LinearRecurrence
 from regard.mechanism.scores import score_dtype
 from regard.observe.interception.attention_call import CallAdapter
-from regard.observe.interception.handwritten.axis_groups import count_tokens, split_heads
+from regard.observe.interception.folded_heads import find_folded_rows
+from regard.observe.interception.handwritten.axis_groups import count_tokens, split_folded_heads, split_heads
 from regard.observe.interception.handwritten.linear_attention import list_axes
 from regard.observe.interception.handwritten.loop_check import compare_outputs
 from regard.observe.interception.handwritten.state_loop import START, Factor, Read, StateLoop, Write
-from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims
+from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable
 from regard.observe.interception.handwritten.token_joiner import DIFFERS, TokenJoiner, identify_factor
 from regard.observe.interception.head_counts import find_head_counts
 from regard.observe.interception.plain_tensors import UnreadableError, disable_modes
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall, RecurrenceFactors, sample_state
+from regard.observe.interception.thread_state import STATE
 
 KERNEL = "by hand: recurrence, {}"
 TIMES = "its {} states are to be read once each, but {} reads of them are followed"
@@ -166,15 +168,22 @@ def find_roles(loop: StateLoop, joiner: TokenJoiner, tokens: LoopTokens) -> Role
         of_values = ([n for n in others if identify_factor(last.factors[n]) not in steps] or others)[-1:]
     if not keys or not of_values:
         raise UnreadableError(NO_VALUES)
-    batch, heads = split_rows(table, loop.dims, {*features, *width}, time)
+    batch, heads = split_rows(table, loop, {*features, *width}, time)
     values, scales = ([factors[n] for n in others if (n in of_values) == is_value] for is_value in (True, False))
     return Roles(batch, heads, time, features, width, query, keys, values, scales)
 
 
-def split_rows(table: AxisTable, dims: Dims, inner: set[int], time: Axes) -> tuple[Axes, Axes]:
-    """Return the axes of batch rows and of heads of a state: its first dimension, and those behind it."""
-    dims = table.expand_dims(dims)
+def split_rows(table: AxisTable, loop: StateLoop, inner: set[int], time: Axes) -> tuple[Axes, Axes]:
+    """Return the axes of batch rows and of heads of the states of a loop, which are before their inner axes.
+
+    The batch is their first dimension, unless the functions that made its factors show that the heads are.
+    """
+    dims = table.expand_dims(loop.dims)
     rows = [tuple(axis for axis in axes if axis not in inner) for axes in dims if not axes or set(axes) - inner]
+    is_known = loop.last is not None and len(rows) in (1, 2) and rows == [*dims[: len(rows)]]
+    folded = find_folded_rows(STATE.frames, loop.last, loop.shape, len(rows)) if is_known and loop.last is not None else None
+    if folded is not None:
+        return split_folded_heads(table, rows, folded)
     if len(rows) > 1:
         return rows[0], tuple(axis for axes in rows[1:] for axis in axes)
     tokens = count_tokens(table, table.expand_axes(time))
