@@ -95,6 +95,55 @@ def test_a_head_that_is_knocked_out_stays_so_under_a_policy(is_policy_first):
     assert torch.equal(both[:, [0, 2]], alone[:, [0, 2]])
 
 
+PAIRS = [
+    ([Quantised(2, 4), H2O(6)], [None, None]),
+    ([H2O(6), StreamingLLM(1, 9)], [None, None]),
+    ([Knorm(5), TOVA(6)], [0, [1, 2]]),
+    ([Quantised(2, 4), Quantised(4, 5)], [0, 1]),
+    ([Quantised(2, 4), Knorm(5)], [[0, 2], [0, 1]]),
+]
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+@pytest.mark.parametrize(("policies", "heads"), PAIRS, ids=str)
+def test_of_several_policies_each_chooses_from_what_the_model_computes(policies, heads, is_reversed):
+    """A query reads the keys that all policies let it read, as the one that changes the cache left them."""
+    model, tokens = make_model(), draw_tokens(batch=1)
+    plain = record(model, tokens)
+    asked, v = plain.map(0).planes.request, plain.values(0)
+    inputs = regard.audit(plain, policies, prompt=PROMPT).read_inputs(0)
+    t = torch.arange(TOKENS)
+    seen = torch.ones(asked.q.shape[1], TOKENS, TOKENS, dtype=torch.bool).tril()
+    keys, values = (x[0].clone() for x in (asked.k, v))  # each query head has its own
+    for policy, chosen in zip(policies, heads, strict=True):
+        own = range(len(seen)) if chosen is None else [chosen] if isinstance(chosen, int) else chosen
+        table, cache = policy.choose_keys(inputs).block(t, t).expand(1, len(seen), -1, -1)[0], policy.change_cache(inputs)
+        for head in own:
+            seen[head] &= table[head]
+            if cache is not None:
+                keys[head], values[head] = cache[0][0, head], cache[1][0, head]
+    later = (t >= PROMPT).unsqueeze(-1)
+    rows = []
+    for head, table in enumerate(seen):
+        ours, theirs = (
+            ((asked.q[0, head] @ k[head].T * asked.scale).masked_fill(~table, -torch.inf).softmax(-1)) @ x[head]
+            for k, x in ((asked.k[0], v[0]), (keys, values))
+        )
+        rows.append(torch.where(later, theirs, ours))
+    with regard.intervene(model, PutContext(torch.stack(rows).unsqueeze(0), layer=0)), torch.no_grad():
+        expected = model(tokens)
+    changes = [ApplyPolicy(policy, PROMPT, layer=0, head=chosen) for policy, chosen in zip(policies, heads, strict=True)]
+    with regard.intervene(model, *(changes[::-1] if is_reversed else changes)), torch.no_grad():
+        torch.testing.assert_close(model(tokens), expected, rtol=0, atol=1e-10)
+
+
+def test_two_policies_that_change_the_keys_of_one_head_are_refused():
+    model, tokens = make_model(), draw_tokens()
+    changes = [ApplyPolicy(Quantised(bits, 4), PROMPT, head=head) for bits, head in ((2, 1), (4, None))]
+    with pytest.raises(ConfigError, match="both change the keys and values of head 1"), regard.intervene(model, *changes):
+        model(tokens)
+
+
 def test_one_head_of_one_layer_can_have_a_policy_alone():
     model, tokens = make_model(), draw_tokens()
     complete = record(model, tokens)

@@ -1,13 +1,13 @@
 """ApplyPolicy: run a model with a policy, as a change of regard.intervene."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
 
 from regard.errors import ConfigError
 from regard.mechanism.arguments import check_count
-from regard.mechanism.mask_algebra import And
+from regard.mechanism.mask_algebra import And, Mask
 from regard.mechanism.masks import Given
 from regard.observe.attention_changes import Change
 from regard.observe.interception.attention_call import AttentionCall
@@ -18,6 +18,14 @@ from regard.policy_audit.policy_context import compute_policy_context
 from regard.policy_audit.recorded_inputs import join_inputs, make_inputs, read_inputs
 
 
+@dataclass(eq=False, kw_only=True)
+class PolicyCall(AttentionCall):
+    """A call that changes of policies have restricted, with the mask that it had before the first of them."""
+
+    own_mask: Mask
+    policies: tuple["ApplyPolicy", ...]
+
+
 @dataclass(frozen=True, eq=False)
 class ApplyPolicy(Change):
     """Let each query use only the keys that a policy chooses, from the queries and keys of this very forward.
@@ -25,6 +33,8 @@ class ApplyPolicy(Change):
     The first `prompt` tokens are read at once; the model reads the whole text in one forward, whose later queries then see what
     the cache would have held. In float32 on a CPU the context is computed by the compiled passes of an audit,
     which read the kept keys alone, else by the fastest kernel. layer and head select, as in other changes; all by default.
+    Of several policies for one head each chooses from all keys that the model lets a query see, and the query uses those that
+    all of them chose; one of them at most may change keys and values.
     With `context`, a recording of the prompt with its values, the model reads the later tokens alone, with the prompt in its
     cache: the queries of the prompt stay as they were recorded, which needs a policy that `reads_whole_prompt`.
     """
@@ -44,17 +54,32 @@ class ApplyPolicy(Change):
                 "of another model. Leave context out and run the model on the whole text."
             )
 
+    @property
+    def has_cache(self) -> bool:
+        """Whether the policy changes keys and values."""
+        return type(self.policy).change_cache is not Policy.change_cache
+
     def change_call(self, call: AttentionCall, name: str, number: int) -> AttentionCall:
-        inputs = self.make_inputs(call, name, number)
+        own_mask, policies = (call.own_mask, call.policies) if isinstance(call, PolicyCall) else (call.mask, ())
+        chosen = self.resolve_heads(call.q.shape[1])
+        for other in policies if self.has_cache else ():
+            both = sorted({*chosen} & {*other.resolve_heads(call.q.shape[1])}) if other.has_cache else []
+            if both:
+                raise ConfigError(
+                    f"{other.policy.label} and {self.policy.label} both change the keys and values of head {both[0]} of "
+                    f"{name}: apply one of them, or each to heads of its own."
+                )
+        inputs = self.make_inputs(replace(call, mask=own_mask), name, number)
         mask = self.policy.choose_keys(inputs)
         if self.context is not None:
             keys = torch.arange(inputs.tokens, device=inputs.k.device)
             mask = Given(mask.block(keys[self.prompt :], keys))
         if self.head is not None:
             others = torch.ones(1, call.q.shape[1], 1, 1, dtype=torch.bool, device=call.q.device)
-            others[:, self.resolve_heads(call.q.shape[1])] = False
+            others[:, chosen] = False
             mask = mask | Given(others)
-        return replace(call, mask=call.mask & mask)
+        given = {one.name: getattr(call, one.name) for one in fields(AttentionCall)}
+        return PolicyCall(**given | {"mask": call.mask & mask}, own_mask=own_mask, policies=(*policies, self))
 
     def compute_context(self, changed: AttentionCall, call: AttentionCall, name: str, number: int) -> Tensor | None:
         mask = changed.mask.other if isinstance(changed.mask, And) and changed.mask.one is call.mask else None
@@ -63,7 +88,7 @@ class ApplyPolicy(Change):
         return compute_policy_context(self.make_inputs(call, name, number), mask)
 
     def change_context(self, context: Tensor, call: AttentionCall, name: str, number: int) -> Tensor:
-        if type(self.policy).change_cache is Policy.change_cache:
+        if not self.has_cache:
             return context
         if self.context is None:
             inputs = join_inputs(call, call.v, number, self.prompt)  # whose mask is also that of the policy
