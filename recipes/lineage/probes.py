@@ -14,9 +14,10 @@ from torch import Tensor
 
 from recipes.lineage.captions import AND, COUNTS, groups
 from regard.evaluate.alignment import WORD
-from regard.evaluate.linear_probe import fit_probe, wilson_interval
+from regard.evaluate.linear_probe import fit_probe
 from regard.generate.translation_search import get_end_token
 from regard.models.recurrent import RecurrentTranslator
+from regard.observe.score_interval import wilson_interval
 
 CLASSES = 50  # words, the most frequent at a place among the sentences learned from
 LEARNED = 5000  # sentences learned from, of each number of captions

@@ -1,11 +1,9 @@
-import math
-
 import pytest
 import torch
 import torch.nn.functional as F
 
 from regard.errors import ShapeError
-from regard.evaluate.linear_probe import RIDGE, fit_probe, wilson_interval
+from regard.evaluate.linear_probe import RIDGE, fit_probe
 
 N, C, CLASSES = 211, 5, 3
 
@@ -42,13 +40,6 @@ def test_of_vectors_that_say_nothing_the_most_frequent_class_is_read():
     classes = torch.tensor([0, 2, 2, 1, 2, 2, 0])
     found = fit_probe(torch.zeros(7, C), classes)
     assert found(torch.zeros(4, C)).tolist() == [2] * 4
-
-
-def test_wilsons_ends_are_the_shares_from_which_the_hits_are_just_so_far():
-    for hits, count in ((0, 10), (3, 10), (10, 10), (113, 200)):
-        for end in wilson_interval(hits, count):
-            apart = abs(hits / count - end)
-            assert apart == pytest.approx(1.959964 * math.sqrt(max(end * (1 - end), 0) / count), abs=1e-7)
 
 
 def test_vectors_and_classes_that_do_not_fit_are_refused():

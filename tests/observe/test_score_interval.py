@@ -12,6 +12,8 @@ from regard.observe.score_interval import (
     compute_student_quantile,
     estimate_score,
     estimate_scores,
+    estimate_share,
+    wilson_interval,
 )
 
 TRIALS = 4000
@@ -89,3 +91,22 @@ def test_a_score_is_copied_with_its_interval():
     score = Score(0.5, 0.4, 0.6, 7)
     for other in (copy.deepcopy(score), pickle.loads(pickle.dumps(score))):
         assert (other, other.low, other.high, other.count) == (0.5, 0.4, 0.6, 7)
+
+
+def test_wilsons_ends_are_the_shares_from_which_the_hits_are_just_so_far():
+    for hits, count in ((0, 10), (3, 10), (10, 10), (113, 200)):
+        for end in wilson_interval(hits, count):
+            apart = abs(hits / count - end)
+            assert apart == pytest.approx(1.959964 * math.sqrt(max(end * (1 - end), 0) / count), abs=1e-7)
+
+
+@pytest.mark.parametrize("count", [3, 8, 20, 57])
+def test_the_interval_of_a_share_encloses_it_in_95_percent_of_all_samples(count):
+    """Exact: over all numbers of hits, in the mean over shares from 0.01 to 0.99."""
+    shares, enclosed = [n / 100 for n in range(1, 100)], []
+    intervals = [estimate_share(hits, count) for hits in range(count + 1)]
+    for share in shares:
+        chances = [math.comb(count, hits) * share**hits * (1 - share) ** (count - hits) for hits in range(count + 1)]
+        enclosed.append(sum(p for p, score in zip(chances, intervals, strict=True) if score.low <= share <= score.high))
+    assert sum(enclosed) / len(enclosed) == pytest.approx(0.95, abs=0.01)
+    assert [(score, score.count) for score in intervals] == [(hits / count, count) for hits in range(count + 1)]

@@ -3,7 +3,6 @@
 Source: Alain and Bengio 2016, Understanding intermediate layers using linear classifier probes.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +13,6 @@ from regard.errors import ShapeError
 
 RIDGE = 1e-4  # weight of the squared weights in the loss: keeps them finite if the classes are separable
 STEPS = 200  # most steps of L-BFGS
-NORMAL_QUANTILE = 1.959964  # 95 % of a normal distribution is within this many deviations
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,10 +52,3 @@ def fit_probe(x: Tensor, classes: Tensor) -> LinearProbe:
     with torch.enable_grad():
         search.step(loss)
     return LinearProbe(weight.detach(), bias.detach(), mean, deviation)
-
-
-def wilson_interval(hits: int, count: int) -> tuple[float, float]:
-    """Compute the 95 % confidence interval of a share, where `hits` of `count` were right. Source: Wilson 1927."""
-    square, share = NORMAL_QUANTILE**2 / count, hits / count
-    middle, half = share + square / 2, NORMAL_QUANTILE * math.sqrt(share * (1 - share) / count + square / (4 * count))
-    return max((middle - half) / (1 + square), 0.0), min((middle + half) / (1 + square), 1.0)

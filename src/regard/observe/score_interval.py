@@ -13,6 +13,7 @@ CONFIDENCE = 0.95
 SEGMENTS = 8  # of one document
 Limits = tuple[float, float]
 UNLIMITED: Limits = (-math.inf, math.inf)
+NORMAL_QUANTILE = 1.959964  # 95 % of a normal distribution is within this many deviations
 MOST_FREEDOM = 1000  # degrees of freedom; above, Student's t is the normal distribution to 0.2 %
 
 
@@ -202,3 +203,18 @@ def compute_student_probability(angle: float, freedom: int) -> float:
         total += term
         term *= cosine * cosine * (n - 1) / n
     return 2 / math.pi * (angle + sine * total) if odd else sine * total
+
+
+def estimate_share(hits: int, count: int) -> Score:
+    """Return the Score of a share, where `hits` of `count` independent trials were right, with Wilson's interval.
+
+    Student's interval would have no width where all were right, or none, however few they are.
+    """
+    return Score(hits / count, *wilson_interval(hits, count), count)
+
+
+def wilson_interval(hits: int, count: int) -> tuple[float, float]:
+    """Compute the 95 % confidence interval of a share, where `hits` of `count` were right. Source: Wilson 1927."""
+    square, share = NORMAL_QUANTILE**2 / count, hits / count
+    middle, half = share + square / 2, NORMAL_QUANTILE * math.sqrt(share * (1 - share) / count + square / (4 * count))
+    return max((middle - half) / (1 + square), 0.0), min((middle + half) / (1 + square), 1.0)

@@ -13,7 +13,7 @@ from regard.evaluation_mode import evaluate_mode
 from regard.generate.sequence_reader import compute_logits
 from regard.mechanism.heads import share
 from regard.observe.record import record
-from regard.observe.score_interval import Score, estimate_score
+from regard.observe.score_interval import Score, estimate_share
 from regard.probe.probe_heads import find_vocabulary
 from regard.probe.repeated_tokens import find_begin_token, make_probe_of_model
 from regard.text.encoder import Encoder
@@ -63,7 +63,7 @@ def list_steps(words: list[list[int]]) -> list[Succession]:
 def measure_succession(
     model: nn.Module, successions: Sequence[Succession], unembedding: Tensor | None = None
 ) -> dict[tuple[int, int], Score]:
-    """Return the succession score of each (layer, head), from 0 to 1, with its 95 % interval over the steps.
+    """Return the succession score of each (layer, head), from 0 to 1, with its 95 % interval over the steps (Wilson).
 
     The share of the steps at which the head raises the next token's logit above those of all other tokens of the sequence,
     where it attends to the token: the logits are the direct path v W_O N u, with v the value of the token after the model's
@@ -90,11 +90,12 @@ def measure_succession(
         written = torch.einsum("bhe,hec->bhc", share(values.to(output), len(output))[:, :, -1], output)
         hits = torch.stack([raises_following(written[n], one, parts) for n, one in enumerate(successions)])  # (steps, h)
         for head, number in enumerate(recording.heads(layer)):
-            found[layer, number] = estimate_score(hits[:, head].tolist(), [], len(successions), (0.0, 1.0))
+            found[layer, number] = estimate_share(int(hits[:, head].sum()), len(successions))
     return found
 
 
 def raises_following(written: Tensor, step: Succession, parts: ModelParts) -> Tensor:
-    """Return whether what each head writes, (h, c), raises the next token most of its sequence, (h,) of 0 and 1."""
-    reader = parts.norm.apply_transposed(parts.unembedding[list(step.sequence)])
-    return (written @ reader.T).argmax(-1).eq(step.sequence.index(step.following)).double()
+    """Return whether what each head writes, (h, c), raises the next token above all others of its sequence, bool (h,)."""
+    logits = written @ parts.norm.apply_transposed(parts.unembedding[list(step.sequence)]).T
+    is_next = torch.tensor(step.sequence, device=logits.device) == step.following
+    return logits[:, is_next].amax(-1) > logits.masked_fill(is_next, -torch.inf).amax(-1)
