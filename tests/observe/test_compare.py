@@ -94,6 +94,14 @@ def test_padding_in_either_is_left_out():
     )
 
 
+def test_no_query_of_cross_attention_is_left_out_for_padding_among_the_keys():
+    padded = Padding([T, T - 20])
+    torch.manual_seed(0)
+    one, other = (AttentionMap(*(torch.randn(B, H, t, D).double() for t in (T - 4, T)), padded) for _ in range(2))
+    expected = jensen_shannon(one[...], other[...])
+    torch.testing.assert_close(compare(one, other, kind="cross").divergence[0].double(), expected, rtol=0, atol=ROUNDED)
+
+
 def test_heads_without_a_row_to_compare_are_not_called_equal():
     first, last = (Given(torch.eye(T, dtype=torch.bool) & (torch.arange(T) < 5).eq(is_first)) for is_first in (True, False))
     (one,), (other,) = maps(1, mask=first), maps(2, mask=last)  # each query is padding in one of the two

@@ -130,16 +130,18 @@ def compare(
     """Compare every row of a with the same row of b: of two heads (m.select(heads=...)), two prompts or two checkpoints.
 
     Rows are ranked by Jensen-Shannon divergence; the `top` first are returned with the keys they attend to most. Rows that are
-    padding in either are left out. Prompts must have equal lengths: token i of one is compared with token i of the other. The
-    cost is two traversals of both matrices, in blocks; `queries`, by index, compares and costs some rows only.
+    padding in either are left out; of kind "cross" a row is a query of another text, whatever its key is. Prompts must have
+    equal lengths: token i of one is compared with token i of the other. The cost is two traversals of both matrices, in
+    blocks; `queries`, by index, compares and costs some rows only. kind is also that of two maps.
     Raises ShapeError if the two have different layers, heads or lengths.
     """
     check_count("top", top)
+    check_choice("kind", kind, KINDS)
     pairs = pair_maps(a, b, kind, part)
     rows = select_places("queries", queries, pairs[0].one.shape[2]).to(pairs[0].one.device)
     if not len(rows) or not pairs[0].one.shape[3]:
         raise ShapeError(f"there are no rows to compare: {len(rows)} queries of a map (b, h, q, k) = {pairs[0].one.shape}.")
-    divergence = tuple(compare_rows(pair.one, pair.other, rows) for pair in pairs)
+    divergence = tuple(compare_rows(pair.one, pair.other, rows, kind == "self") for pair in pairs)
     (asking, ours), (_, theirs) = (find_words(x, kind, part) for x in (a, b))
     ranked = rank_heads(pairs, divergence, rows), rank_rows(pairs, divergence, rows, top)
     return Comparison(*ranked, divergence, rows, (ours, theirs), asking)
@@ -163,7 +165,6 @@ def pair_maps(a: AttentionMap | Recording, b: AttentionMap | Recording, kind: st
     if isinstance(a, AttentionMap) and isinstance(b, AttentionMap):
         pairs = [MapPair("", tuple(range(a.shape[1])), a, b)]
     else:
-        check_choice("kind", kind, KINDS)
         names, others = (x.layers(kind=kind, part=part) for x in (a, b))  # type: ignore[union-attr]
         if len(names) != len(others) or not names:
             raise ShapeError(
@@ -189,11 +190,14 @@ def pair_maps(a: AttentionMap | Recording, b: AttentionMap | Recording, kind: st
     return pairs
 
 
-def compare_rows(one: AttentionMap, other: AttentionMap, queries: Tensor) -> Tensor:
-    """Return the divergence of the same rows of two maps, (b, h, n); NaN where a query is padding in either."""
+def compare_rows(one: AttentionMap, other: AttentionMap, queries: Tensor, own: bool) -> Tensor:
+    """Return the divergence of the same rows of two maps, (b, h, n); NaN where a query is padding in either.
+
+    own is whether the keys are the queries' own tokens, so that a query whose key is hidden from it is padding.
+    """
     b, h, _, k = one.shape
     device = one.device
-    on = (MapView(one).is_token & MapView(other).is_token.to(device))[:, :, queries]
+    on = (MapView(one, own=own).is_token & MapView(other, own=own).is_token.to(device))[:, :, queries]
     found = torch.full(on.shape, torch.nan, dtype=torch.float32, device=device)
     step = max(1, min(MAX_ROWS, BLOCK_NUMBERS // max(k, 1)))
     for row in range(b):
