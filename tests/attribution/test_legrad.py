@@ -156,6 +156,19 @@ def test_keys_that_a_number_in_the_bias_hides_do_not_count():
     assert float((found.scores[:, 1] - expected).abs().max()) < bound
 
 
+@pytest.mark.parametrize("some", [slice(None), slice(1, None)])
+def test_a_padded_text_has_the_merged_scores_that_it_has_alone(some):
+    model, inputs = make_bert("sdpa")
+    ids, length = inputs["input_ids"], 11
+    inputs["attention_mask"] = (torch.arange(17) < torch.tensor([[17], [length]])).long()
+    merged = regard.legrad(model, inputs, measure).merge(some)
+    alone = regard.legrad(model, {"input_ids": ids[1:, :length]}, measure).merge(some)
+    assert float((merged[1:, : alone.shape[1]] - alone).abs().max()) < EQUAL
+    assert not merged[1, alone.shape[1] :].any()
+    whole = regard.legrad(model, {"input_ids": ids[:1]}, measure).merge(some)
+    assert float((merged[:1] - whole).abs().max()) < EQUAL
+
+
 @pytest.mark.parametrize("build", [gpt2, bart], ids=["decoder", "decoder with an encoder"])
 def test_a_language_model_has_a_score_of_each_layer(build):
     model = build().double()

@@ -17,6 +17,7 @@ from regard.map.indexing import select_places
 from regard.mechanism.arguments import check_index, check_instance, check_sequence, describe_value
 from regard.observe.attribution import attribute
 from regard.observe.block_outputs import is_inside
+from regard.observe.map_view import MapView
 from regard.observe.record import record
 from regard.observe.recording import Recording
 
@@ -28,20 +29,23 @@ class LeGrad:
     """How much each token raises the score of each layer: scores (b, layers, k), of the layers in `numbers`.
 
     The score of token j in layer l is the mean over heads and queries i of the positive part of ∂s_l/∂A_ij, with s_l the number
-    that the model gives if all later layers are left out.
+    that the model gives if all later layers are left out. Padding, which is not among the tokens, `is_token` (b, k), has 0.
     """
 
     numbers: tuple[int, ...]
     scores: Tensor
+    is_token: Tensor
 
     def merge(self, tokens: Index = slice(None)) -> Tensor:
         """Return the mean over the layers, for some tokens, scaled to 0 to 1 in each row of the batch, (b, n).
 
-        The paper leaves out the token of the class: tokens=slice(1, None). A row of equal scores is 0.
+        The paper leaves out the token of the class: tokens=slice(1, None). A row of equal scores is 0, and so is padding.
         """
-        mean = self.scores.mean(1)[:, select_places("tokens", tokens, self.scores.shape[2]).to(self.scores.device)]
-        low, high = mean.amin(-1, keepdim=True), mean.amax(-1, keepdim=True)
-        return (mean - low) / (high - low).masked_fill(high == low, 1)
+        places = select_places("tokens", tokens, self.scores.shape[2]).to(self.scores.device)
+        mean, is_padding = self.scores.mean(1)[:, places], ~self.is_token[:, places]
+        low = mean.masked_fill(is_padding, torch.inf).amin(-1, keepdim=True)
+        high = mean.masked_fill(is_padding, -torch.inf).amax(-1, keepdim=True)
+        return ((mean - low) / (high - low).masked_fill(high <= low, 1)).masked_fill(is_padding, 0)
 
 
 def legrad(model: nn.Module, inputs: Any, measure: Measure, *, layers: Sequence[int] | None = None) -> LeGrad:
@@ -85,12 +89,12 @@ def collect_scores(recording: Recording, scores: Mapping[int, Tensor]) -> LeGrad
     For scores that are not those of the model's own head, such as the similarity of an image's features with a text.
     Raises ConfigError for a score that does not depend on its layer by a gradient.
     """
-    means = [
-        mean_columns(attribute(recording, score, layers=[layer]).map(layer, kind="gradient")) for layer, score in scores.items()
-    ]
+    found = {layer: attribute(recording, score, layers=[layer]) for layer, score in scores.items()}
+    means = [mean_columns(one.map(layer, kind="gradient")) for layer, one in found.items()]
     if len({one.shape for one in means}) != 1:
         raise ShapeError(f"LeGrad needs layers with equally many tokens, got {[tuple(one.shape) for one in means]}.")
-    return LeGrad(tuple(scores), torch.stack(means, 1))
+    layer, first = next(iter(found.items()))
+    return LeGrad(tuple(scores), torch.stack(means, 1), MapView(first.run.map(layer)).is_real_key.any(1))
 
 
 def mean_columns(gradients: AttributionMap) -> Tensor:
