@@ -123,6 +123,13 @@ def test_a_frozen_model_in_training_mode_is_measured_and_left_as_it_was():
     assert found.rows[0].estimate != 0
 
 
+def test_effects_within_no_grad_are_those_outside_it():
+    model, tokens = gpt2().eval(), words(2, 9)
+    expected = regard.effects(model, tokens, pick_lead, heads=[(1, 2)]).to_dicts()
+    with torch.no_grad():
+        assert regard.effects(model, tokens, pick_lead, heads=[(1, 2)]).to_dicts() == expected
+
+
 def test_a_dict_of_arguments_is_passed_by_name():
     model, tokens = gpt2().eval(), words(2, 9)
     given = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}

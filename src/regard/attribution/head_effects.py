@@ -148,10 +148,11 @@ def effects(
     with evaluate_mode(model):
         with torch.enable_grad(), require_gradients(model), record(model, keep="values") as recording:
             numbers = check_numbers(measure(call_model(model, inputs)))
+            total = numbers.sum()
         chosen = select_heads(recording, heads)
         refuse_shared_modules(recording.layers(), chosen)
         exact = numbers.detach().double()
-        estimates = estimate_effects(recording, numbers, KnockOut(by=by, source=source))
+        estimates = estimate_effects(recording, total, len(exact), KnockOut(by=by, source=source))
         header = {"by": by, "numbers": [float(number) for number in exact.cpu()], "heads": [list(pair) for pair in chosen]}
         if source is not None:
             header["estimates"] = [estimates[layer][head] for layer, head in chosen]  # which tell one source from another
@@ -229,14 +230,14 @@ def refuse_shared_modules(names: Sequence[str], heads: Sequence[tuple[int, int]]
             )
 
 
-def estimate_effects(recording: Recording, numbers: Tensor, knock_out: KnockOut) -> list[list[float]]:
-    """Return Σ g · (z' - z) of every head, averaged over the rows, by layer and head."""
-    attribution = recording.attribute(numbers.sum())
+def estimate_effects(recording: Recording, total: Tensor, rows: int, knock_out: KnockOut) -> list[list[float]]:
+    """Return Σ g · (z' - z) of every head, averaged over the rows, by layer and head; total is the sum of their numbers."""
+    attribution = recording.attribute(total)
     found = []
     for number, name in enumerate(recording.layers()):
         gradients, contexts = attribution.gradients_and_contexts(number)
         change = knock_out.make_replacement(contexts, name, number) - contexts
-        found.append(((gradients.double() * change.double()).sum((0, 2, 3)) / len(numbers)).tolist())
+        found.append(((gradients.double() * change.double()).sum((0, 2, 3)) / rows).tolist())
     return found
 
 

@@ -147,7 +147,8 @@ def attribute(recording: Any, number: Tensor, layers: Sequence[int | str] | None
     if not number.requires_grad or not pairs:
         raise ConfigError(f"the number has no gradient with respect to the recorded attention. {ADVICE}")
     contexts = [context for _, _, context in pairs]
-    found = torch.autograd.grad(number.reshape(()), contexts, retain_graph=True, allow_unused=True)
+    with torch.enable_grad():
+        found = torch.autograd.grad(number.reshape(()), contexts, retain_graph=True, allow_unused=True)
     own = [run for (run, *_), gradient in zip(pairs, found, strict=True) if gradient is not None]
     if not own:
         raise ConfigError(f"the number does not depend on the recorded attention. {ADVICE}")
