@@ -95,6 +95,22 @@ def test_scores_of_gpt2_are_those_of_the_circuit_up_to_terms_of_the_query_and_of
 
 
 @torch.no_grad()
+def test_a_head_whose_weights_are_zero_leaves_the_others_of_its_layer_their_circuits():
+    model = make_model("llama")
+    layer = model.model.layers[0].self_attn
+    for projection in (layer.q_proj, layer.k_proj, layer.v_proj):
+        projection.weight[-E:] = 0  # the last of the heads and of those that share keys
+    circuits = regard.find_circuits(model, make_tokens())
+    norm, q, k, v, output = list_weights(model, "llama", 0)
+    for head in range(H):
+        torch.testing.assert_close(circuits.ov(0, head)[:], norm @ v[head] @ output[head], **EQUAL)
+        torch.testing.assert_close(circuits.qk(0, head, distance=0)[:], norm @ q[head] @ k[head].T @ norm, **EQUAL)
+    assert score_ov_eigenvalues(circuits.parts.layers[circuits.recording.layers()[0]], circuits.parts).isnan().tolist() == [
+        head * G // H == G - 1 for head in range(H)
+    ]
+
+
+@torch.no_grad()
 def test_scores_with_rotary_positions_are_those_of_the_circuit_at_their_distance():
     model, tokens = make_model("llama"), make_tokens()
     circuits = regard.find_circuits(model, tokens)

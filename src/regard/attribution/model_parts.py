@@ -210,8 +210,11 @@ def find_layer(
 
 
 def find_projection(trace: ActivationTrace, heads: Tensor) -> HeadProjection | None:
-    """Find the linear module whose output has vectors (g, p, e) in its columns at the first p positions."""
-    for one in trace.linear:
+    """Find the linear module whose output has vectors (g, p, e) in its columns at the first p positions.
+
+    Heads of zeros are found beside others; where all are, so that any module may have made them, none is.
+    """
+    for one in trace.linear if heads.any() else ():
         y = one.y[: heads.shape[1]]
         if find_columns(y, heads[0], one.tolerance) is None:  # of most modules, without a look at the other heads
             continue
@@ -236,10 +239,13 @@ def is_near(one: Tensor, other: Tensor, tolerance: float = NEAR) -> bool:
 
 
 def find_columns(y: Tensor, v: Tensor, tolerance: float = NEAR) -> int | None:
-    """Return the first column of y (p, n) at which v (p, e) stands; None if it does not."""
+    """Return the first column of y (p, n) at which v (p, e) stands; None if it does not. Of zeros, every number must be 0."""
     p, e = v.shape
     if y.shape[0] != p or y.shape[1] < e:
         return None
+    if not v.any():
+        places = (y == 0).all(0).unfold(0, e, 1).all(-1).nonzero().flatten()
+        return int(places[0]) if len(places) else None
     distance = (y[:, : y.shape[1] - e + 1] - v[:, :1]).norm(dim=0)
     for start in (distance <= tolerance * v[:, 0].norm().clamp(min=1e-9)).nonzero().flatten().tolist():
         if is_near(y[:, start : start + e], v, tolerance):
