@@ -14,6 +14,8 @@ from transformers import (
     BertForSequenceClassification,
     BloomConfig,
     BloomForCausalLM,
+    SwinConfig,
+    SwinForImageClassification,
     ViTConfig,
     ViTForImageClassification,
 )
@@ -177,10 +179,100 @@ def test_a_language_model_has_a_score_of_each_layer(build):
     assert found.merge().amax(1).allclose(torch.ones(B, dtype=torch.float64))
 
 
+class Attend(torch.nn.Module):
+    """Attention without the residual stream; `weights` are those of its last call if it is eager."""
+
+    def __init__(self, is_eager):
+        super().__init__()
+        self.qkv, self.out, self.is_eager = torch.nn.Linear(WIDTH, 3 * WIDTH), torch.nn.Linear(WIDTH, WIDTH), is_eager
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, H, -1)).permute(2, 0, 3, 1, 4)
+        if self.is_eager:
+            self.weights = ((q @ k.mT) * q.shape[-1] ** -0.5).softmax(-1)
+            context = self.weights @ v
+        else:
+            context = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.out(context.transpose(1, 2).flatten(2))
+
+
+class Mix(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return self.inner(x).tanh()
+
+
+class Residual(torch.nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return x + self.inner(x)
+
+
+class Mixed(torch.nn.Module):
+    """Blocks with attention and without it, in one list, or layers of both kinds in pairs, whose sums the model makes."""
+
+    def __init__(self, in_pairs, is_eager=False):
+        super().__init__()
+        parts = [(Attend(is_eager), Mix()) for _ in range(LAYERS)]
+        self.in_pairs = in_pairs
+        if in_pairs:
+            self.layers = torch.nn.ModuleList(torch.nn.ModuleList(pair) for pair in parts)
+        else:
+            self.layers = torch.nn.ModuleList(Residual(part) for pair in parts for part in pair)
+        self.norm, self.head = torch.nn.LayerNorm(WIDTH), torch.nn.Linear(WIDTH, CLASSES)
+
+    def score(self, x):
+        return self.head(self.norm(x)[:, 0])[:, CLASS]
+
+    def forward(self, x):
+        for layer in self.layers:
+            if self.in_pairs:
+                attend, mix = layer
+                x = x + attend(x)
+                x = x + mix(x)
+            else:
+                x = layer(x)
+        return self.score(x)
+
+
+def test_blocks_without_attention_are_left_out_too():
+    torch.manual_seed(0)
+    dense, model = (Mixed(in_pairs=False, is_eager=is_eager).double() for is_eager in (True, False))
+    model.load_state_dict(dense.state_dict())
+    x, expected = torch.randn(B, 9, WIDTH, dtype=torch.float64), []
+    stream = x
+    for n, block in enumerate(dense.layers):
+        stream = block(stream)
+        if n % 2 == 0:
+            (gradient,) = torch.autograd.grad(dense.score(stream).sum(), [block.inner.weights], retain_graph=True)
+            expected.append(gradient.clamp(min=0).mean((1, 2)))
+    found = regard.legrad(model, x, lambda output: output)
+    assert found.numbers == (0, 1, 2)
+    torch.testing.assert_close(found.scores, torch.stack(expected, 1), rtol=0, atol=1e-12)
+
+
+def test_modules_that_do_not_hand_on_the_stream_are_no_blocks():
+    torch.manual_seed(0)
+    model = Mixed(in_pairs=True).double()
+    with pytest.raises(ConfigError, match=r"layers\.0\.0 .* is not what"):
+        regard.legrad(model, torch.randn(B, 9, WIDTH, dtype=torch.float64), lambda output: output)
+
+
 def test_what_has_no_blocks_or_no_gradient_is_refused():
     layer = regard.MultiHeadAttention(8, 8, 12, 0.0, 2)
     with pytest.raises(ConfigError, match="in no block of its own"):
         regard.legrad(layer, torch.randn(B, 7, 8), lambda output: output.sum())
+    swin = SwinForImageClassification(
+        SwinConfig(image_size=16, patch_size=2, embed_dim=12, depths=[2, 2], num_heads=[2, 4], window_size=4)
+    )
+    with pytest.raises(ConfigError, match="different shapes"):
+        regard.legrad(swin, torch.randn(B, 3, 16, 16), measure)
     model, inputs = make_vit("sdpa")
     with pytest.raises(ConfigError, match="no gradient"):
         regard.legrad(model, inputs, lambda output: output.logits.detach()[:, 0])

@@ -3,11 +3,13 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from regard.attribution.activation_trace import find_input
 from regard.attribution.head_effects import Measure, call_model, check_numbers, require_gradients
 from regard.errors import ConfigError, ShapeError
 from regard.evaluation_mode import evaluate_mode
@@ -21,7 +23,7 @@ from regard.observe.map_view import MapView
 from regard.observe.record import record
 from regard.observe.recording import Recording
 
-Blocks = dict[str, Any]  # by the path of a block: what it returned
+Blocks = dict[str, tuple[Tensor | None, Any]]  # by the path of a block, in the order they ran: what it was given and returned
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,9 +55,9 @@ def legrad(model: nn.Module, inputs: Any, measure: Measure, *, layers: Sequence[
 
     inputs is a tensor for the model, or a dict of its arguments; measure takes what the model returns and gives a number, or
     one (b,) for each row, such as the logit of a class. For each of the layers (all by default) the model runs once more on the
-    output of its block, with every block left out, so that its own pooling, norm and head give that layer's score. Nothing of
-    T x T is kept. The model's mode and parameters are left as they were.
-    Raises ConfigError where the layers are not in blocks of their own, or a score has no gradient.
+    output of its block, with every block left out, also those without attention, so that its own pooling, norm and head give
+    that layer's score. Nothing of T x T is kept. The model's mode and parameters are left as they were.
+    Raises ConfigError where the layers are not in blocks of their own that hand on the stream, or a score has no gradient.
     Source: Bousselham et al. 2024, "LeGrad: An Explainability Method for Vision Transformers via Feature Formation
     Sensitivity".
     """
@@ -67,10 +69,11 @@ def legrad(model: nn.Module, inputs: Any, measure: Measure, *, layers: Sequence[
         with record(model, keep="values") as recording, watch_outputs(model, outputs):
             call_model(model, inputs)
         blocks = find_blocks(recording, outputs)
+        left_out = list_left_out(blocks, outputs)
         chosen = range(len(blocks)) if layers is None else select_layers(layers, len(blocks))
         scores = {}
         for layer in chosen:
-            with leave_out_blocks(model, [outputs[name] for name in blocks], blocks, layer):
+            with leave_out_blocks(model, {name: outputs[name][1] for name in left_out}, blocks[layer]):
                 scores[layer] = check_numbers(measure(call_model(model, inputs))).sum()
         return collect_scores(recording, scores)
 
@@ -125,19 +128,49 @@ def find_blocks(recording: Recording, outputs: Blocks) -> list[str]:
     return found
 
 
+def list_left_out(blocks: Sequence[str], outputs: Blocks) -> list[str]:
+    """Return the paths of the modules to leave out: all that stand in one list with the block of a layer.
+
+    Raises ConfigError where one of a list is given anything but what the one before it returned: the model does something with
+    the stream between them, which would not be left out. So it does for streams of different shapes.
+    """
+    found = []
+    for parent in dict.fromkeys(name.rpartition(".")[0] for name in blocks):
+        siblings = [name for name in outputs if name.rpartition(".")[0] == parent]
+        for one, other in pairwise(siblings):
+            returned, given = get_stream(outputs[one][1]), outputs[other][0]
+            if returned is not given and (returned is None or given is None or not is_equal(returned, given)):
+                raise ConfigError(
+                    f"what {one} returns is not what {other} is given, so the layers are in no blocks that hand on the stream, "
+                    "which could be left out. Pass scores of your own to regard.attribution.legrad.collect_scores."
+                )
+        found += siblings
+    shapes = {stream.shape for name in found if (stream := get_stream(outputs[name][1])) is not None}
+    if len(shapes) != 1:
+        raise ConfigError(
+            f"the blocks return streams of different shapes, {sorted(map(tuple, shapes))}: none can stand for another."
+        )
+    return found
+
+
+def is_equal(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors have one shape, one dtype and the same numbers."""
+    return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)
+
+
 @contextmanager
 def watch_outputs(model: nn.Module, outputs: Blocks) -> Iterator[None]:
-    """Keep what the modules of lists of modules return, with its graph, by their paths, while the context is active."""
+    """Keep what the modules of lists of modules get and return, with its graph, by their paths, while the context is active."""
 
-    def make_hook(name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def keep(module: nn.Module, args: Any, output: Any) -> None:
+    def make_hook(name: str) -> Callable[[nn.Module, Any, Any, Any], None]:
+        def keep(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             if get_stream(output) is not None:
-                outputs[name] = output
+                outputs[name] = find_input(args, kwargs), output
 
         return keep
 
     handles = [
-        module.register_forward_hook(make_hook(name))
+        module.register_forward_hook(make_hook(name), with_kwargs=True)
         for name, module in model.named_modules()
         if name.rpartition(".")[2].isdigit()
     ]
@@ -155,12 +188,12 @@ def get_stream(output: Any) -> Tensor | None:
 
 
 @contextmanager
-def leave_out_blocks(model: nn.Module, outputs: Sequence[Any], blocks: Sequence[str], layer: int) -> Iterator[None]:
-    """Make every block return what the block of one layer returned, without computing anything, while the context is active."""
-    stream = get_stream(outputs[layer])
-    modules = [model.get_submodule(name) for name in blocks]
+def leave_out_blocks(model: nn.Module, outputs: Mapping[str, Any], block: str) -> Iterator[None]:
+    """Make modules, by their paths with what they returned, return what one block did, without computing anything."""
+    stream = get_stream(outputs[block])
+    modules = [model.get_submodule(name) for name in outputs]
     before = [{"forward": vars(module)["forward"]} if "forward" in vars(module) else {} for module in modules]
-    for module, output in zip(modules, outputs, strict=True):
+    for module, output in zip(modules, outputs.values(), strict=True):
         answer = (stream, *output[1:]) if isinstance(output, tuple) else stream
         vars(module)["forward"] = lambda *args, answer=answer, **kwargs: answer
     try:
