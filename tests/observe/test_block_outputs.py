@@ -53,6 +53,65 @@ def test_the_residual_stream_is_what_a_block_returns(name):
     assert recording.residual(count - 1).shape == states[-1].shape
 
 
+class Attend(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv = torch.nn.Linear(8, 24)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+class Pairs(torch.nn.Module):
+    """Attention and feed-forward layers in pairs, each added to the stream by the model, as in vit-pytorch."""
+
+    def __init__(self):
+        super().__init__()
+        parts = ([Attend(), torch.nn.Linear(8, 8)] for _ in range(2))
+        self.layers = torch.nn.ModuleList(torch.nn.ModuleList(pair) for pair in parts)
+
+    def forward(self, x):
+        for attend, feed in self.layers:
+            x = attend(x) + x
+            x = feed(x) + x
+        return x
+
+
+def test_what_attention_adds_to_the_stream_is_not_recorded_as_the_stream():
+    model = Pairs()
+    with torch.no_grad(), regard.record(model, keep="residual") as recording:
+        model(torch.randn(2, 5, 8))
+    assert len(recording.layers()) == 2
+    for layer in range(2):
+        with pytest.raises(ConfigError, match="hands on the stream"):
+            recording.residual(layer)
+
+
+def test_a_block_before_something_that_is_added_to_some_tokens_has_the_stream():
+    """As what Qwen3-VL adds to the tokens of an image between its first blocks."""
+    model = torch.nn.ModuleList(torch.nn.TransformerEncoderLayer(8, 2, 12, batch_first=True) for _ in range(2))
+
+    class Adding(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = model
+
+        def forward(self, x):
+            self.streams = []
+            for layer in self.layers:
+                x = layer(x)
+                self.streams.append(x)
+                x = torch.cat([x[:, :2], x[:, 2:] + 1], 1)
+            return x
+
+    adding = Adding()
+    with torch.no_grad(), regard.record(adding, keep="residual") as recording:
+        adding(torch.randn(2, 5, 8))
+    for layer in range(2):
+        assert torch.equal(recording.residual(layer), adding.streams[layer])
+
+
 @pytest.mark.parametrize("name", BLOCKS)
 @pytest.mark.parametrize("queries", [None, [3, 5], slice(6, None)], ids=["all", "two", "later"])
 def test_a_patched_residual_stream_is_that_of_a_plain_hook(name, queries):

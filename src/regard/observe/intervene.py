@@ -149,7 +149,7 @@ class Intervention:
             context = change.change_context(context, changed, name, number)
         return write(context, result)
 
-    def handle_block(self, block: str, output: Tensor) -> Tensor | None:
+    def handle_block(self, block: str, output: Tensor, given: Tensor | None) -> Tensor | None:
         """Return the output (b, t, c) of a block with every patch of it; None if there is none."""
         found = output
         for name, (number, past) in self.layers.items():

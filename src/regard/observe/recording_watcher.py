@@ -14,7 +14,7 @@ from regard.errors import ConfigError
 from regard.map import AttentionMap
 from regard.mechanism import Steps, attend
 from regard.mechanism.masks import Given
-from regard.observe.block_outputs import is_inside
+from regard.observe.block_outputs import BlockStream, is_inside
 from regard.observe.call_graph import CallGraph
 from regard.observe.call_store import CallStore, cast_for_autocast, fold_unwritten_slots
 from regard.observe.implicit_history import ImplicitCall, ImplicitHistory, StoredRecurrence
@@ -56,6 +56,7 @@ class RecordingWatcher:
         self.recording = Recording(type(modules[""]).__name__)
         self.selection, self.store, self.needs_graph = selection, CallStore(selection, store), store.values
         self.attended: set[str] = set()  # modules with self-attention
+        self.streams: dict[str, BlockStream] = {}  # by the path of a list of modules: the last that one of them returned
         self.read_modules: set[str] = set()  # modules that mix tokens and ran
         self.tracker = RunTracker(self.names, self.store.cast_and_select, partial(add_once, self.recording.missed))
 
@@ -205,8 +206,16 @@ class RecordingWatcher:
         k = F.pad(k, (0, 0, 0, call.unwritten_keys))
         return call.build_map(k, q=q)
 
-    def handle_block(self, block: str, output: Tensor) -> None:
-        """Keep the output (b, t, c) of a block as the residual stream after its self-attention, if it has one layer of it."""
+    def handle_block(self, block: str, output: Tensor, given: Tensor | None) -> None:
+        """Keep the output (b, t, c) of a block as the residual stream after its self-attention, if it has one layer of it.
+
+        That of the module before it in their list is dropped if it is not what this one was given.
+        """
+        parent, _, place = block.rpartition(".")
+        before = self.streams.pop(parent, None)
+        if before is not None and before.place < int(place) and before.call.step == self.tracker.step:
+            with disable_tracking():
+                before.drop_branch(given)
         names = [name for name in self.attended if is_inside(name, block)]
         if len(names) != 1:
             return
@@ -217,6 +226,7 @@ class RecordingWatcher:
         with disable_tracking():
             call.history.block = block
             call.stored.residual = self.store.copy_residual(output)
+            self.streams[parent] = BlockStream(call, block, int(place), output.detach())
 
     def record_call(self, call: AttentionCall, name: str, graph: CallGraph | None) -> Call | None:
         """Add a call, with its graph if there is one, to the recording and return it; None if its layer is not selected."""

@@ -205,7 +205,7 @@ class Run:
         if found is None:
             raise ConfigError(
                 f"the residual stream after {histories[0].name} was not kept: record with keep='residual', a layer that is "
-                "the only self-attention of a module in a list of modules."
+                "the only self-attention of a module that stands in a list of modules and hands on the stream."
             )
         return found
 

@@ -106,7 +106,7 @@ def run_model(
     blocks = [name for name in modules if name.rpartition(".")[2].isdigit()]
     outermost = {name: modules[name] for name in blocks if not any(is_inside(name, one) for one in blocks if one != name)}
 
-    def read_block(name: str, x: Tensor) -> None:
+    def read_block(name: str, x: Tensor, given: Tensor | None) -> None:
         if x.shape[:2] == tokens.shape:
             found[name] = read(name, x[:, prompt:-1])
 
