@@ -2,7 +2,14 @@
 
 import pytest
 import torch
-from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 import regard
 from attribution.small_models import GROUPED, TOKENS, C, E, G, H, N, make_model
@@ -108,6 +115,23 @@ def test_a_head_whose_weights_are_zero_leaves_the_others_of_its_layer_their_circ
     assert score_ov_eigenvalues(circuits.parts.layers[circuits.recording.layers()[0]], circuits.parts).isnan().tolist() == [
         head * G // H == G - 1 for head in range(H)
     ]
+
+
+@pytest.mark.parametrize("rank", [C, C // 2])
+@torch.no_grad()
+def test_values_that_are_projected_from_a_latent_vector_have_no_ov_circuit(rank):
+    """Multi-head latent attention (DeepSeek-V2): W_V reads a normed projection of the stream, not the stream."""
+    sizes = {key: GROUPED[key] for key in GROUPED if key not in ("num_key_value_heads", "head_dim")}
+    widths = {"kv_lora_rank": rank, "q_lora_rank": None, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": E}
+    config = DeepseekV3Config(**sizes, **TOKENS, num_key_value_heads=H, **widths, first_k_dense_replace=2)
+    torch.manual_seed(0)
+    model = DeepseekV3ForCausalLM(config).eval()
+    circuits = regard.find_circuits(model, make_tokens())
+    with pytest.raises(ConfigError, match="no OV circuit"):
+        circuits.ov(0, 0)
+    table = regard.probe_heads(model, ablate="none")
+    assert all(torch.tensor(float(row.scores["ov"])).isnan() for row in table)
+    assert not any(torch.tensor(float(row.scores["copying"])).isnan() for row in table)
 
 
 @torch.no_grad()

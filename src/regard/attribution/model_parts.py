@@ -226,9 +226,20 @@ def find_projection(trace: ActivationTrace, heads: Tensor) -> HeadProjection | N
 
 
 def find_norm_before(trace: ActivationTrace, one: Activation) -> Norm | None:
-    """Return the norm whose output goes into a module, of gain 1 if no norm does; None for a norm of another kind."""
+    """Return the norm whose output goes into a module, of gain 1 if no norm does.
+
+    None for a norm of another kind, and where the module reads a projection of the stream: a latent vector, as DeepSeek's.
+    """
     before = next((norm for norm in trace.norms if is_near(norm.y, one.x, one.tolerance)), None)
+    if is_projected(trace, one if before is None else before):
+        return None
     return Norm(torch.ones(one.x.shape[1]), False) if before is None else fit_norm(before)
+
+
+def is_projected(trace: ActivationTrace, one: Activation) -> bool:
+    """Return whether the input of a module is columns of what a linear module made of a norm's output."""
+    sources = (other for other in trace.linear if find_columns(other.y, one.x, one.tolerance) is not None)
+    return any(is_near(norm.y, other.x, other.tolerance) for other in sources for norm in trace.norms)
 
 
 def is_near(one: Tensor, other: Tensor, tolerance: float = NEAR) -> bool:
