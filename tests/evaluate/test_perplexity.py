@@ -158,6 +158,18 @@ def test_what_cannot_be_scored_is_refused(model, asked, error, says):
         perplexity(subject, tokens, **asked)
 
 
+@pytest.mark.parametrize("context", [2, C])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_model_that_sees_the_tokens_it_predicts_is_refused(context, stride):
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    model = torch.nn.Sequential(torch.nn.Embedding(N, 8), layer, torch.nn.Linear(8, N)).eval()
+    with pytest.raises(ConfigError, match="change with later tokens"):
+        perplexity(model, text(40), context=context, stride=stride)
+    causal = SimpleNamespace(mask=torch.nn.Transformer.generate_square_subsequent_mask)
+    assert perplexity(lambda x: model[2](layer(model[0](x), causal.mask(x.shape[1]))), text(40), context=C).tokens == 39
+
+
 @settings(max_examples=40)
 @given(st.lists(TEXTS, min_size=1), st.integers(1, 9))
 def test_words_and_bytes_of_a_corpus_are_those_of_its_documents(tmp_path_factory, texts, block):

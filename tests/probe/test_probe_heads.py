@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from transformers import BertConfig, BertForMaskedLM
 
 import regard
 from attribution.small_models import H, make_model
@@ -145,6 +146,15 @@ def test_what_copying_cannot_be_computed_for_is_said():
 def test_what_cannot_be_probed_is_refused(subject, says):
     with pytest.raises(ConfigError, match=says):
         probe_heads(subject)
+
+
+def test_the_effect_on_the_next_token_of_a_model_that_sees_it_is_refused():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 61}
+    model = BertForMaskedLM(BertConfig(**sizes, initializer_range=0.3)).eval()
+    with pytest.raises(ConfigError, match=r"change with later tokens.*ablate='none'"):
+        regard.probe_heads(model, length=11)
+    assert len(regard.probe_heads(model, length=11, ablate="none")) == 8
 
 
 def test_a_model_without_a_head_is_refused():

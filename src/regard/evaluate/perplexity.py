@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.errors import ConfigError, DataError
 from regard.evaluate.token_losses import Model, check_callable, evaluation_mode, losses
-from regard.generate.sequence_reader import compute_logits
+from regard.generate.sequence_reader import compute_logits, sees_ahead
 from regard.mechanism.arguments import check_count, describe_value
 from regard.text.byte_pair import END
 from regard.text.corpus import Corpus
@@ -76,7 +76,8 @@ def perplexity(
     tokens that were not scored before count. So after the first window all are predicted from at least context - stride + 1
     tokens; with stride = context, the default, each token is read once and the contexts are shortest. words and bytes are how
     many the text has. `batch` windows are read at once. `watch` is called with the number of tokens scored so far.
-    Raises ConfigError for a stride that leaves tokens out, DataError for fewer than two tokens.
+    Raises ConfigError for a stride that leaves tokens out, and for a model that sees the tokens it is to predict, DataError for
+    fewer than two tokens.
     """
     stride = context if stride is None else stride
     check_windows(context, stride, batch)
@@ -92,6 +93,11 @@ def perplexity(
         for starts, width in iterate_windows(count, context, stride, batch):
             rows = torch.stack([torch.as_tensor(tokens[n : n + width + 1], dtype=torch.int64) for n in starts]).to(device)
             logits = compute_logits(model, rows[:, :-1])
+            if not scored and sees_ahead(model, rows[:, :-1], logits):
+                raise ConfigError(
+                    "the logits change with later tokens, as those of a model of masked words do: perplexity needs a model "
+                    "that predicts each token from those before it."
+                )
             for row, (start, right) in enumerate(zip(starts, rows[:, 1:], strict=True)):
                 new = scored - start  # first token of this window that was not scored before
                 nats += float(losses(logits[row, new:], right[new:]).sum())

@@ -14,6 +14,8 @@ from regard.errors import ConfigError, DataError, ShapeError
 from regard.generate.kv_cache import Cache
 from regard.mechanism.arguments import check_sequence, describe_value
 
+PREFIX = 16  # tokens that are read alone, to find whether a model sees ahead
+LOOKAHEAD = 0.02  # relative difference of logits, above the roundings of half precision
 TokenLists = list[list[int]]  # a list of tokens for each sequence; their lengths differ
 
 
@@ -62,6 +64,20 @@ def compute_logits(model: Callable[[Tensor], Any], tokens: Tensor) -> Tensor:
             "model of transformers with its head, e.g. by AutoModelForCausalLM."
         )
     return logits
+
+
+@torch.no_grad()
+def sees_ahead(model: Callable[[Tensor], Any], tokens: Tensor, logits: Tensor) -> bool:
+    """Return whether the logits (b, t, n) of tokens (b, t) change with later tokens, by the first tokens of a row read alone.
+
+    They do if they differ everywhere by more than LOOKAHEAD of their deviation: rounding and routing change those of some.
+    """
+    count = min(PREFIX, tokens.shape[1] - 1)
+    if count < 1:
+        return False
+    alone, whole = compute_logits(model, tokens[:1, :count])[0].float(), logits[0, :count].float()
+    sizes = (whole - whole.mean(-1, keepdim=True)).norm(dim=-1)
+    return bool(((alone - whole).norm(dim=-1) > LOOKAHEAD * sizes).all())
 
 
 @dataclass(frozen=True, eq=False)

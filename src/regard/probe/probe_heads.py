@@ -19,7 +19,7 @@ from regard.attribution.model_parts import (
 )
 from regard.errors import ConfigError
 from regard.evaluation_mode import evaluate_mode
-from regard.generate.sequence_reader import compute_logits
+from regard.generate.sequence_reader import compute_logits, sees_ahead
 from regard.mechanism.arguments import check_choice, check_instance, describe_value
 from regard.observe.attention_changes import REPLACEMENTS, KnockOut
 from regard.observe.head_kinds import EFFECT, TEXT_EFFECT, THRESHOLDS, Head, Heads, classify_heads, infer_kind
@@ -82,6 +82,11 @@ def probe_heads(
     tokens = probe.tokens.to(next(model.parameters(), torch.empty(0)).device)
     with evaluate_mode(model), torch.no_grad():
         trace, recording, logits = trace_forward(model, tokens)
+        if ablate != "none" and sees_ahead(model, tokens, logits):
+            raise ConfigError(
+                "the logits change with later tokens, so what the model predicts of the next one, and the effect of a head on "
+                "it, say nothing. Pass ablate='none', or a model that sees the tokens before alone."
+            )
         parts, notes = try_to_find_parts(model, trace, recording, logits, unembedding)
         rows = list(add_circuits(recording, probe, parts))
         chosen = [row for row in rows if ablate == "all" or (ablate == "patterns" and row.kind in PATTERN_KINDS)]
