@@ -73,10 +73,10 @@ def measure_retrieval(
 ) -> tuple[dict[tuple[int, int], Score], int]:
     """Return the retrieval score of each (layer, head), and the number of prompts that the model answered.
 
-    For each prompt: the steps of the greedy answer at which the key with the largest weight lies in the needle and holds the
-    token that is written, divided by the length of the needle. The mean and its 95 % interval are over the prompts that were
+    For each prompt: of the keys of the needle, the share that have the largest weight at a step of the greedy answer at which
+    their token is written. The mean and its 95 % interval are over the prompts that were
     answered: more than half of the needle's tokens are written. A score above 0.1 makes a retrieval head.
-    Source: Wu et al. 2024, section 2, and the script published with it.
+    Source: Wu et al. 2024, section 2, and the script published with it, which counts a key at each step; it ends with the line.
     """
     if not prompts:
         raise ConfigError("prompts is empty: retrieval needs at least one prompt.")
@@ -94,7 +94,7 @@ def measure_retrieval(
                 for place, _ in scores:
                     found.setdefault(place, [])
     return {
-        place: estimate_score(scores, [], len(scores), (0.0, math.inf)) if scores else Score(math.nan)
+        place: estimate_score(scores, [], len(scores), (0.0, 1.0)) if scores else Score(math.nan)
         for place, scores in found.items()
     }, answered
 
@@ -129,8 +129,10 @@ def score_prompt(model: nn.Module, prompt: NeedlePrompt, written: Sequence[int])
     queries = slice(len(prompt.tokens) - 1, len(tokens) - 1)  # each predicts the token after it
     for layer in range(len(recording.layers())):
         keys = recording.map(layer)[0, :, queries].argmax(-1).cpu()  # (h, steps)
-        inside = (keys >= prompt.needle.start) & (keys < prompt.needle.stop)
-        hits = (inside & (tokens[keys] == tokens[len(prompt.tokens) :])).sum(-1)
+        is_written = tokens[keys] == tokens[len(prompt.tokens) :]
+        copied = torch.zeros(len(keys), len(tokens) + 1, dtype=torch.bool)  # the last for keys of other tokens
+        copied.scatter_(1, keys.where(is_written, len(tokens)), True)
+        hits = copied[:, prompt.needle.start : prompt.needle.stop].sum(-1)
         for head, number in zip(recording.heads(layer), hits.tolist(), strict=True):
             yield (layer, head), number / len(prompt.needle)
 
