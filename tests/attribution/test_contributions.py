@@ -4,6 +4,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from transformers import GPTJConfig, GPTJForCausalLM
 
 import regard
 from attribution.small_models import make_model
@@ -70,6 +71,24 @@ def test_the_contributions_of_all_heads_and_sources_are_what_attention_adds_to_t
         rest = [row for row in range(11) if row != query % 11]
         assert not maps.dense()[:, :, rest].any()
         assert maps.certificate().error < 1e-4
+
+
+def test_a_bias_of_the_logits_is_no_part_of_what_heads_add():
+    """GPT-J's unembedding has one."""
+    torch.manual_seed(0)
+    config = GPTJConfig(
+        vocab_size=61, n_embd=24, n_layer=2, n_head=3, rotary_dim=4, n_positions=32, bos_token_id=1, eos_token_id=2
+    )
+    model, tokens = GPTJForCausalLM(config).double().eval(), words(2, 11) % 61
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.3 + (parameter.dim() == 1) * 0.7)
+    logits, found = collect(model, tokens, "transformer.ln_f", "attn.out_proj")
+    rows = model.lm_head.weight.detach()
+    added = [apply_frozen_norm(model, "transformer.ln_f", found["final"], x)[:, -1] @ rows[3] for x in found["attention"]]
+    result = regard.contributions(model, tokens, 3)
+    torch.testing.assert_close(result.heads.sum(2).T, torch.stack(added).detach(), rtol=0, atol=EQUAL)
+    torch.testing.assert_close(result.logit, logits[:, -1, 3].detach(), rtol=0, atol=EQUAL)
 
 
 @pytest.mark.parametrize("build", [gpt2, llama])

@@ -99,3 +99,25 @@ def get_tolerance(dtype: torch.dtype, least: float = NEAR) -> float:
 def widen(x: Tensor) -> Tensor:
     """Return a tensor in float32, or in float64 if it is."""
     return x.to(score_dtype(x.dtype))
+
+
+def is_near(one: Tensor, other: Tensor, tolerance: float = NEAR) -> bool:
+    """Return whether two activations are the same up to rounding."""
+    if one.shape != other.shape:
+        return False
+    return bool((one - other).norm() <= tolerance * other.norm()) and bool(other.norm() > 0)
+
+
+def find_columns(y: Tensor, v: Tensor, tolerance: float = NEAR) -> int | None:
+    """Return the first column of y (p, n) at which v (p, e) stands; None if it does not. Of zeros, every number must be 0."""
+    p, e = v.shape
+    if y.shape[0] != p or y.shape[1] < e:
+        return None
+    if not v.any():
+        places = (y == 0).all(0).unfold(0, e, 1).all(-1).nonzero().flatten()
+        return int(places[0]) if len(places) else None
+    distance = (y[:, : y.shape[1] - e + 1] - v[:, :1]).norm(dim=0)
+    for start in (distance <= tolerance * v[:, 0].norm().clamp(min=1e-9)).nonzero().flatten().tolist():
+        if is_near(y[:, start : start + e], v, tolerance):
+            return int(start)
+    return None

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from regard.attribution.activation_trace import ActivationTrace, widen
+from regard.attribution.activation_trace import ActivationTrace, is_near, widen
 from regard.attribution.factored_matrix import FactoredMatrix
 from regard.attribution.model_parts import (
     NEAR_NORM,
@@ -16,7 +16,6 @@ from regard.attribution.model_parts import (
     find_norm_before,
     find_parts,
     find_projection,
-    is_near,
     trace_forward,
 )
 from regard.errors import ConfigError

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from regard.attribution.activation_trace import (
-    NEAR,
     POSITIONS,
     Activation,
     ActivationTrace,
     cut_positions,
+    find_columns,
     get_tolerance,
+    is_near,
     widen,
 )
 from regard.attribution.direct_path import measure_direct_gains
@@ -99,7 +100,7 @@ def find_parts(
     """Find the linear parts of a model from the trace and the recording (with values) of the same forward pass.
 
     `logits` (b, t, n) are what the model returned. Raises ConfigError if the unembedding is not found, or if the logits are not
-    the output of the last norm times the unembedding.
+    the output of the last norm times the unembedding, plus its bias if it has one.
     """
     if any(hasattr(parameter, "full_tensor") for parameter in model.parameters()):
         raise ConfigError("the weights are sharded over several processes (FSDP): load the model in one process.")
@@ -115,7 +116,7 @@ def find_parts(
     if last is not None and not does_fit and unembedding is not None:
         raise ConfigError(f"unembedding must be (n, c) = ({logits.shape[2]}, {len(last.y[0])}), got {tuple(words.shape)}.")
     words = widen(words.detach())
-    shown, tolerance = cut_positions(logits, trace.positions), get_tolerance(logits.dtype)
+    shown, tolerance = cut_positions(logits, trace.positions) - find_logit_bias(model, words), get_tolerance(logits.dtype)
     if last is None or final is None or not does_fit or not is_near(shown, last.y @ words.to(last.y).T, tolerance):
         raise ConfigError(
             "the logits are not the output of the last norm times the unembedding, so what a head adds to them cannot be "
@@ -151,6 +152,13 @@ def find_embedding(model: nn.Module, getter: str, attribute: str) -> Tensor | No
     found = method() if callable(method) else getattr(model, attribute, None)
     weight = getattr(found, "weight", None)
     return weight if isinstance(weight, Tensor) and weight.dim() == 2 else None
+
+
+def find_logit_bias(model: nn.Module, unembedding: Tensor) -> Tensor | float:
+    """Return the bias (n,) that a model's unembedding adds to the logits, as GPT-J's; 0 without one."""
+    head: Any = getattr(model, "get_output_embeddings", lambda: None)()
+    bias = getattr(head, "bias", None)
+    return widen(bias.detach()) if isinstance(bias, Tensor) and bias.shape == unembedding.shape[:1] else 0.0
 
 
 @torch.no_grad()
@@ -240,28 +248,6 @@ def is_projected(trace: ActivationTrace, one: Activation) -> bool:
     """Return whether the input of a module is columns of what a linear module made of a norm's output."""
     sources = (other for other in trace.linear if find_columns(other.y, one.x, one.tolerance) is not None)
     return any(is_near(norm.y, other.x, other.tolerance) for other in sources for norm in trace.norms)
-
-
-def is_near(one: Tensor, other: Tensor, tolerance: float = NEAR) -> bool:
-    """Return whether two activations are the same up to rounding."""
-    if one.shape != other.shape:
-        return False
-    return bool((one - other).norm() <= tolerance * other.norm()) and bool(other.norm() > 0)
-
-
-def find_columns(y: Tensor, v: Tensor, tolerance: float = NEAR) -> int | None:
-    """Return the first column of y (p, n) at which v (p, e) stands; None if it does not. Of zeros, every number must be 0."""
-    p, e = v.shape
-    if y.shape[0] != p or y.shape[1] < e:
-        return None
-    if not v.any():
-        places = (y == 0).all(0).unfold(0, e, 1).all(-1).nonzero().flatten()
-        return int(places[0]) if len(places) else None
-    distance = (y[:, : y.shape[1] - e + 1] - v[:, :1]).norm(dim=0)
-    for start in (distance <= tolerance * v[:, 0].norm().clamp(min=1e-9)).nonzero().flatten().tolist():
-        if is_near(y[:, start : start + e], v, tolerance):
-            return int(start)
-    return None
 
 
 @torch.no_grad()
