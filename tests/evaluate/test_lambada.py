@@ -115,6 +115,14 @@ def test_stop_words_may_not_begin_the_last_word_where_they_are_left_out(passage,
     assert (found.right, found.right_filtered) == (plain, filtered)
 
 
+def test_a_model_that_sees_the_last_word_is_refused():
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    model = torch.nn.Sequential(torch.nn.Embedding(128, 8), layer, torch.nn.Linear(8, 128)).eval()
+    with pytest.raises(ConfigError, match="change with later tokens"):
+        lambada(model, ["the cat sat on the mat"], lambda text: list(text.encode()))
+
+
 def test_stop_words_are_whole_tokens_with_or_without_a_blank_and_capitals():
     assert stop_tokens([" The", "the", " THEM", " theme", "?", "", " ", "ing"]) == [0, 1, 2]
     words = BytePair.gpt2()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.errors import ConfigError, DataError, OutOfRangeError
 from regard.evaluate.perplexity import exp_or_inf
-from regard.evaluate.token_losses import Model, check_callable, evaluation_mode, losses
+from regard.evaluate.token_losses import Model, check_callable, evaluation_mode, losses, refuse_lookahead
 from regard.generate.sequence_reader import compute_logits
 from regard.mechanism.arguments import check_count, check_instance, describe_value
 
@@ -95,7 +95,7 @@ def lambada(
     figures close to theirs, not the same.
 
     Of a passage longer than the context the end is used. Batches are padded behind the passages, where causal models do not
-    attend. Raises DataError for a passage of one word.
+    attend. Raises DataError for a passage of one word, ConfigError for a model that sees the word.
     """
     check_count("batch", batch)
     check_count("context", context, 2)
@@ -111,7 +111,10 @@ def lambada(
     left_passages = split_passages(passages, encode, context)
     with evaluation_mode(model) as device:
         while some := list(islice(left_passages, batch)):
-            logits = compute_logits(model, pad_passages(some).to(device)[:, :-1])
+            read = pad_passages(some).to(device)[:, :-1]
+            logits = compute_logits(model, read)
+            if not count:
+                refuse_lookahead(model, read, logits)
             for passage, rows in zip(some, logits, strict=True):
                 size = len(passage.tokens)
                 predicted = rows[size - 1 - passage.word : size - 1]

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, DataError
-from regard.evaluate.token_losses import Model, check_callable, evaluation_mode, losses
-from regard.generate.sequence_reader import compute_logits, sees_ahead
+from regard.evaluate.token_losses import Model, check_callable, evaluation_mode, losses, refuse_lookahead
+from regard.generate.sequence_reader import compute_logits
 from regard.mechanism.arguments import check_count, describe_value
 from regard.text.byte_pair import END
 from regard.text.corpus import Corpus
@@ -93,11 +93,8 @@ def perplexity(
         for starts, width in iterate_windows(count, context, stride, batch):
             rows = torch.stack([torch.as_tensor(tokens[n : n + width + 1], dtype=torch.int64) for n in starts]).to(device)
             logits = compute_logits(model, rows[:, :-1])
-            if not scored and sees_ahead(model, rows[:, :-1], logits):
-                raise ConfigError(
-                    "the logits change with later tokens, as those of a model of masked words do: perplexity needs a model "
-                    "that predicts each token from those before it."
-                )
+            if not scored:
+                refuse_lookahead(model, rows[:, :-1], logits)
             for row, (start, right) in enumerate(zip(starts, rows[:, 1:], strict=True)):
                 new = scored - start  # first token of this window that was not scored before
                 nats += float(losses(logits[row, new:], right[new:]).sum())

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from regard.errors import ConfigError, DataError
 from regard.evaluation_mode import evaluate_mode
 from regard.generate.sampling import widen_logits
+from regard.generate.sequence_reader import sees_ahead
 from regard.mechanism.arguments import describe_value
 
 Model = Callable[[Tensor], Any]  # tokens (b, t) to logits (b, t, n), or to an object that has them as .logits
@@ -29,6 +30,15 @@ def evaluation_mode(model: Model) -> Iterator[torch.device]:
     first = next(module.parameters(), None)
     with evaluate_mode(module), torch.no_grad():
         yield torch.device("cpu") if first is None else first.device
+
+
+def refuse_lookahead(model: Model, tokens: Tensor, logits: Tensor) -> None:
+    """Raise ConfigError if the logits (b, t, n) of tokens (b, t) change with later tokens, among them those to be predicted."""
+    if sees_ahead(model, tokens, logits):
+        raise ConfigError(
+            "the logits change with later tokens, as those of a model of masked words do: a loss needs a model that predicts "
+            "each token from those before it."
+        )
 
 
 def losses(logits: Tensor, targets: Tensor) -> Tensor:

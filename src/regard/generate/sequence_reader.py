@@ -70,14 +70,14 @@ def compute_logits(model: Callable[[Tensor], Any], tokens: Tensor) -> Tensor:
 def sees_ahead(model: Callable[[Tensor], Any], tokens: Tensor, logits: Tensor) -> bool:
     """Return whether the logits (b, t, n) of tokens (b, t) change with later tokens, by the first tokens of a row read alone.
 
-    They do if they differ everywhere by more than LOOKAHEAD of their deviation: rounding and routing change those of some.
+    They do if more than half of them differ by more than LOOKAHEAD of their deviation: rounding changes routes at few places.
     """
-    count = min(PREFIX, tokens.shape[1] - 1)
+    count = min(PREFIX, tokens.shape[1] // 2)
     if count < 1:
         return False
     alone, whole = compute_logits(model, tokens[:1, :count])[0].float(), logits[0, :count].float()
     sizes = (whole - whole.mean(-1, keepdim=True)).norm(dim=-1)
-    return bool(((alone - whole).norm(dim=-1) > LOOKAHEAD * sizes).all())
+    return bool(((alone - whole).norm(dim=-1) > LOOKAHEAD * sizes).float().mean() > 0.5)
 
 
 @dataclass(frozen=True, eq=False)
