@@ -81,6 +81,24 @@ def test_the_table_is_csv_with_the_numbers_of_the_json(capsys, folder):
     assert "leave out --head" in look(capsys, TEXT, "--model", folder, "--csv", "--head", "0.1")[2]
 
 
+@pytest.mark.parametrize(
+    "arguments", [("look", "CAB", "--model", "sorter"), ("heads", "--model", "pocket"), ("heads", "one.reg")]
+)
+def test_two_formats_of_the_table_are_refused(capsys, arguments):
+    code = main([*arguments, "--json", "--csv"])
+    out, err = capsys.readouterr()
+    assert (code, out) == (2, "")
+    assert err == f"regard {arguments[0]}: --json and --csv are two formats of one table: leave out one of them.\n"
+
+
+@pytest.mark.parametrize("shown", [("--head", "1.1"), ("--query", "2")])
+@pytest.mark.parametrize("option", [("--json",), ("--csv",), ("--kind", "local"), ("--sort", "prev")])
+def test_options_of_the_table_are_refused_where_one_head_or_row_is_shown(capsys, shown, option):
+    code, out, err = look(capsys, "CABBAC", "--model", "sorter", *shown, *option)
+    assert (code, out) == (2, "")
+    assert err == f"regard look: {option[0]} is for the table of the heads: leave out --head and --query.\n"
+
+
 @pytest.mark.parametrize("command", ["look", "generate", "serve"])
 def test_a_device_that_is_not_there_is_said_in_one_line(capsys, command):
     text = [] if command == "serve" else ["CAB"]

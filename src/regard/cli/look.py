@@ -115,14 +115,16 @@ def describe_kind(recording: Recording, kind: str) -> str:
 
 
 def check_table(options: argparse.Namespace, scores: Sequence[str] = SCORES) -> None:
-    """Raise ConfigError if the options of the table cannot be used: no kind, none of the scores, or --json of a head."""
+    """Raise ConfigError if the options of the table cannot be used: no kind, none of the scores, or they contradict."""
     if options.kind is not None:
         check_choice("--kind", options.kind, KIND_ORDER)
     if options.sort is not None:
         find_score(options.sort, scores)
-    format_flag = "--json" if options.json else "--csv" if options.csv else None
-    if format_flag is not None and (options.head is not None or options.query is not None):
-        raise ConfigError(f"{format_flag} prints the table of the heads: leave out --head and --query.")
+    if options.json and options.csv:
+        raise ConfigError("--json and --csv are two formats of one table: leave out one of them.")
+    of_table = next((name for name in ("json", "csv", "kind", "sort") if getattr(options, name)), None)
+    if of_table is not None and (options.head is not None or options.query is not None):
+        raise ConfigError(f"--{of_table} is for the table of the heads: leave out --head and --query.")
 
 
 def select_rows(heads: Heads, options: argparse.Namespace) -> Heads:
