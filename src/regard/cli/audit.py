@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from rich.text import Text
 from torch import Tensor
 
+from regard.cli.figure_file import check_figure, save_figure
 from regard.cli.input_text import read_text
 from regard.cli.look import record_ids
 from regard.cli.model_loading import CAUSAL_LM, TextModel, load_model
@@ -40,6 +41,7 @@ def run(options: argparse.Namespace) -> int:
     if options.certify < 1:
         raise ConfigError(f"--certify must be at least 1, got {options.certify}.")
     policies = [parse_policy(one) for one in options.policy]
+    check_figure(options.figure)
     text = read_text(options.text)
     foreign = load_model(options.model, CAUSAL_LM)
     ids, words, _ = foreign.tokens(text, options.tokens)
@@ -60,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     if options.figure:
         from regard.show.audit_figure import draw_recall_grids
 
-        draw_recall_grids(found).savefig(options.figure)
+        save_figure(draw_recall_grids(found), options.figure)
     if options.page:
         from regard.show.page.single_file import page
 

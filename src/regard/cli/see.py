@@ -6,12 +6,11 @@ Exit code 2 if the model, the image or the settings cannot be used.
 import argparse
 import re
 import time
-from pathlib import Path
-from typing import Any
 
 import torch
 from rich.text import Text
 
+from regard.cli.figure_file import check_figure, save_figure
 from regard.cli.image_model import ImageModel, find_example, load_image_model
 from regard.cli.progress_bar import show_bar
 from regard.errors import ConfigError
@@ -33,6 +32,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the model on the image and print what it looks at."""
     place = (None, None) if options.head is None else parse_layer_head(options.head)
     query = parse_patch(options.patch)
+    check_figure(options.figure)
     pixels = load_image(find_example(options.image, options.model))
     foreign = load_image_model(options.model)
     recording, seen, line = record_image(foreign, pixels)
@@ -45,7 +45,9 @@ def run(options: argparse.Namespace) -> int:
         page(recording, options.page, image=seen)
         line += f" Page: {options.page}."
     if options.figure:
-        save_figure(seen, shown, options.figure)
+        from regard.show.image_overlay import draw_patch_weights
+
+        save_figure(draw_patch_weights(seen, [shown]), options.figure)
         line += f" Figure: {options.figure}."
     print_report(recording, shown, line)
     return 0
@@ -85,19 +87,6 @@ def list_grids(recording: Recording) -> list[PatchGrid]:
     """Return the grid of each layer whose tokens are patches. Raises ConfigError if there is none."""
     found = [recording.axis_places(layer)[1][0] for layer in find_patch_layers(recording, "self", None)]
     return [one for one in found if isinstance(one, PatchGrid)]
-
-
-def save_figure(seen: Pixels, shown: PatchWeights, path: str) -> None:
-    """Save the picture of a query. Raises ConfigError if matplotlib is not installed or the file cannot be written."""
-    try:
-        from regard.show.image_overlay import draw_patch_weights
-    except ImportError:
-        raise ConfigError("--figure needs matplotlib: pip install matplotlib.") from None
-    options: dict[str, Any] = {"dpi": 144}
-    try:
-        draw_patch_weights(seen, [shown]).savefig(Path(path), **options)
-    except (ValueError, OSError) as error:
-        raise ConfigError(f"the figure could not be saved to {path}: {error}") from None
 
 
 def print_report(recording: Recording, shown: PatchWeights, line: str) -> None:

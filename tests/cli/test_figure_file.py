@@ -1,0 +1,47 @@
+import pytest
+from PIL import Image
+
+from regard.cli import main
+
+COMMANDS = {"see": ["see", "3"], "audit": ["audit", "The cat sat on the mat.", "--policy", "oracle:budget=2", "--worst", "0"]}
+
+
+@pytest.fixture(params=COMMANDS)
+def command(request):
+    return COMMANDS[request.param]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("figure.foo", "that ends in .png, .svg or .pdf"),
+        ("figure", "that ends in .png, .svg or .pdf"),
+        ("", "that ends in .png, .svg or .pdf"),
+        ("missing/figure.png", "in an existing folder"),
+        ("folder.png", "in an existing folder"),
+    ],
+)
+def test_a_figure_that_cannot_be_saved_is_refused_before_the_model_is_loaded(
+    capsys, tmp_path, monkeypatch, command, name, expected
+):
+    (tmp_path / "folder.png").mkdir()
+    monkeypatch.chdir(tmp_path)
+    code = main([*command, "--model", "no model", "--figure", name])
+    out, err = capsys.readouterr()
+    assert (code, out) == (2, "")
+    assert err == f"regard {command[0]}: --figure must be a file {expected}, got {name}.\n"
+    assert [one.name for one in tmp_path.iterdir()] == ["folder.png"]
+
+
+@pytest.mark.parametrize("ending", ["png", "svg", "PDF"])
+def test_a_figure_is_saved_in_the_format_of_its_suffix(capsys, tmp_path, command, ending):
+    path = tmp_path / f"figure.{ending}"
+    assert main([*command, "--figure", str(path)]) == 0
+    assert capsys.readouterr().err == ""
+    if ending == "png":
+        with Image.open(path) as drawn:
+            assert drawn.format == "PNG"
+            assert drawn.width > 300
+    else:
+        assert (b"<svg" if ending == "svg" else b"%PDF") in path.read_bytes()
+    assert list(tmp_path.iterdir()) == [path]
