@@ -221,3 +221,18 @@ def test_a_corpus_of_other_tokens_is_refused(theirs, own, capsys, tmp_path):
     code, _, err = run_evaluate(capsys, theirs, tmp_path / "corpus")
     assert code == 2
     assert "whose tokens are not those of theirs" in err
+
+
+@pytest.mark.parametrize("kind", ["passages", "corpus"])
+def test_the_spacing_of_wikitext_is_only_removed_from_a_text(capsys, own, tmp_path, kind):
+    if kind == "corpus":
+        on = tmp_path / "corpus"
+        prepare([TEXT], GPT2.load(own).text, on)
+    else:
+        on = tmp_path / "passages.jsonl"
+        on.write_text("\n".join(json.dumps({"text": text}) for text in PASSAGES))
+    code, out, err = run_evaluate(capsys, own, on, "--wikitext")
+    assert (code, out) == (2, "")
+    assert (
+        err == "regard evaluate: --wikitext applies to a text; a corpus and a .jsonl file are read as they are. Leave it out.\n"
+    )

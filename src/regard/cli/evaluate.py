@@ -44,6 +44,8 @@ def run(options: argparse.Namespace) -> int:
         )
     if options.held_out is not None and not path.is_dir():
         raise ConfigError("--held-out applies to a corpus, a folder that regard.text.corpus.prepare wrote.")
+    if options.wikitext and (path.is_dir() or path.suffix == ".jsonl"):
+        raise ConfigError("--wikitext applies to a text; a corpus and a .jsonl file are read as they are. Leave it out.")
     text_model = load_model(options.model, CAUSAL_LM, options.device)
     context = options.context or text_model.context or DEFAULT_CONTEXT
     if text_model.context is not None and context > text_model.context:
