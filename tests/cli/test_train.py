@@ -141,6 +141,28 @@ def test_every_line_fits_a_screen_of_40_columns(capsys, monkeypatch):
     assert max(map(len, table[: table.index("")])) <= 40
 
 
+@pytest.mark.parametrize("link", ["-1", "nan", "inf"])
+def test_a_link_that_is_no_rate_is_refused(capsys, link):
+    code, out, err = run_train(capsys, "--plan", "--accelerators", "8", "--link", link)
+    assert (code, out) == (2, "")
+    assert err == f"regard train: link must be gigabytes per second, 0 or more, got {float(link)}.\n"
+
+
+@pytest.mark.parametrize("flag", ["--accelerators", "--link"])
+def test_what_only_a_plan_reads_is_refused_without_one(capsys, tmp_path, flag):
+    code, out, err = run_train(capsys, "--text", "story.txt", *SMALL, flag, "4")
+    assert (code, out) == (2, "")
+    assert err == f"regard train: {flag} is for --plan, which is not given.\n"
+    assert [one.name for one in tmp_path.iterdir()] == ["story.txt"]
+
+
+def test_a_text_of_one_letter_has_curves_without_a_warning(capsys, tmp_path):
+    (tmp_path / "same.txt").write_text("a" * 90)
+    code, out, err = run_train(capsys, "--text", "same.txt", "--steps", "2", *SMALL)
+    assert (code, err) == (0, "")
+    assert "picture: run/curves.png" in out
+
+
 def start_training(tmp_path, *arguments, **settings):
     command = [sys.executable, "-W", "error", "-m", "regard", "train", "--text", "story.txt", *SMALL, *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -53,6 +53,9 @@ def run(options: argparse.Namespace) -> int:
     if options.plan is not None:
         print_line(make_cost_table(make_config(options), options))
         return 0
+    for flag in ("accelerators", "link"):
+        if getattr(options, flag) is not None:
+            raise ConfigError(f"--{flag} is for --plan, which is not given.")
     return train_model(make_config(options))
 
 
@@ -87,9 +90,11 @@ def make_cost_table(config: TrainConfig, options: argparse.Namespace) -> str:
         config = text_data.fit_vocabulary(config, Corpus.load(config.corpus))
     elif config.vocabulary.isdecimal():
         config = replace(config, model=replace(config.gpt2, vocabulary=int(config.vocabulary)))
-    engines = {number: ENGINES if number > 1 else ENGINES[:1] for number in options.accelerators}
+    engines = {number: ENGINES if number > 1 else ENGINES[:1] for number in options.accelerators or [1]}
     estimates = [cost_estimate.estimate_cost(config, number, engine) for number, known in engines.items() for engine in known]
-    return cost_estimate.format_estimates(config, estimates, columns=shutil.get_terminal_size().columns, link=options.link)
+    return cost_estimate.format_estimates(
+        config, estimates, columns=shutil.get_terminal_size().columns, link=options.link or 0.0
+    )
 
 
 def make_config(options: argparse.Namespace) -> TrainConfig:

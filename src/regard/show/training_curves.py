@@ -49,11 +49,13 @@ def draw_training_curves(rows: Sequence[Row], title: str = "") -> Picture:
     rate.plot(steps, extract_field(rows, "rate"), color=INKS[0], linewidth=1)
     rate.set_ylim(bottom=0)
     style_axes(norm, "", ("step", "gradient norm"))
-    norm.plot(steps, extract_field(rows, "gradient_norm"), color=INKS[0], linewidth=0.6)
-    norm.set_yscale("log")
-    norm.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    norm.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    norm.yaxis.set_minor_formatter(NullFormatter())
+    norms = extract_field(rows, "gradient_norm")
+    norm.plot(steps, norms, color=INKS[0], linewidth=0.6)
+    if np.any(norms > 0):  # all are 0 for a text of one letter
+        norm.set_yscale("log")
+        norm.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        norm.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        norm.yaxis.set_minor_formatter(NullFormatter())
     format_step_axis(norm)
     return figure
 

@@ -7,7 +7,7 @@ block. The working memory of kernels is not included: a real machine needs somew
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, prod
+from math import ceil, inf, prod
 
 import torch
 from torch import nn
@@ -176,7 +176,10 @@ def format_estimates(config: TrainConfig, estimates: Sequence[CostEstimate], *, 
     """Return the estimates side by side, as many as fit the width of the screen.
 
     Times are included if config.peak_tflops and link, the gigabytes per second that each accelerator can send, are given.
+    Raises ConfigError for a link that is no rate.
     """
+    if not 0 <= link < inf:
+        raise ConfigError(f"link must be gigabytes per second, 0 or more, got {link}.")
     heads = [str(one.accelerators) if one.accelerators == 1 else f"{one.accelerators} {one.engine}" for one in estimates]
     titles, cells = format_rows(config, estimates, link)
     left, right = max(map(len, titles)), [max(len(head), *map(len, one)) + 2 for head, one in zip(heads, cells, strict=True)]

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="only print the memory, links and time needed: for these settings, or with the sizes of gpt2, gpt2-medium, "
         "gpt2-large, gpt2-xl",
     )
-    parser.add_argument("--accelerators", nargs="+", type=int, default=[1], metavar="N", help="for --plan: how many (1)")
-    parser.add_argument("--link", type=float, default=0.0, metavar="X", help="for --plan: GB per second that each can send")
+    parser.add_argument("--accelerators", nargs="+", type=int, metavar="N", help="for --plan: how many (1)")
+    parser.add_argument("--link", type=float, metavar="X", help="for --plan: GB per second that each can send")
     for flag in derived.read_flags("train"):
         derived.add_flag(parser, **flag)
