@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.cli import train
+from regard.cli.arguments.translate import MODEL
 from regard.cli.input_text import BYTE_ORDER_MARK
 from regard.cli.progress_bar import show_count_bar
 from regard.errors import ConfigError, DataError
@@ -25,6 +26,7 @@ from regard.train.config import TEXT_SETTINGS, read_table
 
 DEFAULTS: dict[str, Any] = {"vocabulary": "4000", "label_smoothing": 0.1, "model": {"kind": "transformer", "dropout": 0.1}}
 FIELDS = [one.name for one in fields(TrainConfig) if one.name not in ("model", *TEXT_SETTINGS)]
+SEARCH = ("beams", "length_penalty")
 SIZES = {
     "kind": "of model: transformer, or recurrent",
     "attention": "of a recurrent one: additive; none by default",
@@ -49,20 +51,24 @@ def run(options: argparse.Namespace) -> int:
     if sum(modes.values()) != 1:
         both = " and ".join(name for name, given in modes.items() if given)
         raise ConfigError(f"give one of {', '.join(modes)}; got {both or 'none'}.")
+    given = {name: value for name in ("model", *SEARCH) if (value := getattr(options, name)) is not None}
     if options.train:
+        if given:
+            raise ConfigError(f"--{next(iter(given)).replace('_', '-')} is a setting of translating, not of --train.")
         return train.train_model(make_config(options))
     if settings_given:
         raise ConfigError(f"--{settings_given[0].replace('_', '-')} is a setting of --train, which is not given.")
-    model = translator.load(options.model)
-    settings = {"beams": options.beams, "length_penalty": options.length_penalty}
+    if "length_penalty" in given and given.get("beams", 1) == 1:
+        raise ConfigError("--length-penalty compares beams: it needs --beams of at least 2.")
+    model = translator.load(given.pop("model", MODEL))
     if options.evaluate:
         source, reference = options.evaluate
-        print_scores(model, source, reference, settings)
+        print_scores(model, source, reference, given)
         return 0
     open_console()  # characters that the terminal lacks are shown as ?
     sentences = read_lines() if options.lines else iter(options.sentences)
     while some := list(islice(sentences, BLOCK)):
-        for one in translate_sentences(model, some, **settings):
+        for one in translate_sentences(model, some, **given):
             sys.stdout.write(escape_controls(one) + "\n")
         sys.stdout.flush()
     return 0
@@ -92,6 +98,8 @@ def print_scores(model: translator.Translator, source: str, reference: str, sett
     if len(sides[0]) != len(sides[1]):
         counts = " and ".join(f"{path} {len(side):,}" for path, side in zip((source, reference), sides, strict=True))
         raise DataError(f"the files have unequal numbers of lines, {counts}: line n must translate line n.")
+    if not any(one.split() for one in sides[0]):
+        raise DataError(f"{source} has no sentence: it must have one on each line.")
     with show_count_bar("translating", len(sides[0])) as watch:
         found = list(translate_sentences(model, sides[0], **settings, watch=watch))
     print(f"{len(found):,} sentences")

@@ -18,13 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lines", action="store_true", help="read a sentence per line from standard input, print a translation per line"
     )
-    parser.add_argument("--model", metavar="NAME", default=MODEL, help=f"a folder that --train wrote, or {MODEL} ({MODEL})")
-    parser.add_argument(
-        "--beams", metavar="N", type=int, default=1, help="search with N beams; 1: always the likeliest word (1)"
-    )
-    parser.add_argument(
-        "--length-penalty", metavar="X", type=float, default=1.0, help="with beams: above 1 longer, below 1 shorter (1)"
-    )
+    parser.add_argument("--model", metavar="NAME", help=f"a folder that --train wrote, or {MODEL} ({MODEL})")
+    parser.add_argument("--beams", metavar="N", type=int, help="search with N beams; 1: always the likeliest word (1)")
+    parser.add_argument("--length-penalty", metavar="X", type=float, help="with beams: above 1 longer, below 1 shorter (1)")
     parser.add_argument("--evaluate", metavar="FILE", nargs=2, help="BLEU and chrF: sentences, and human translations of them")
     learning = parser.add_argument_group("--train")
     learning.add_argument("--train", action="store_true", help="train on sentence pairs")
