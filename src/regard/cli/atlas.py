@@ -33,13 +33,13 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError("pass --model, the name of a model, and --on, the texts.")
     else:
         table = build_atlas(options, given)
-    if table is None:
-        print(f"The shards {options.shard} are computed. The last of the others, or regard atlas merge, writes the result.")
-        return 0
     if options.json:
-        print(json.dumps(table.to_dicts(), allow_nan=False))
-        return 0
-    print_atlas(table, Path(options.out))
+        print(json.dumps(None if table is None else table.to_dicts(), allow_nan=False))
+    elif table is None:
+        sentence = f"The shards {options.shard} are computed. The last of the others, or regard atlas merge, writes the result."
+        print_wrapped(open_console(), Text(sentence))
+    else:
+        print_atlas(table, Path(options.out))
     return 0
 
 

@@ -31,8 +31,8 @@ class Atlas:
         plan = self.plan
         found = f"{self.documents:,} of {plan.documents:,}" if self.documents < plan.documents else f"{plan.documents:,}"
         note = (
-            f"{found} documents of at most {plan.tokens:,} tokens, of each {plan.queries:,} queries or fewer. "
-            "Intervals: 95 %, over the documents."
+            f"{found} document{'s' * (plan.documents != 1)} of at most {plan.tokens:,} tokens, of each {plan.queries:,} "
+            "queries or fewer. Intervals: 95 %, over the documents."
         )
         rows = describe_heads(self.state, self.layers, list(plan.definitions))
         return Heads(tuple(rows), (note,), plan.definitions)

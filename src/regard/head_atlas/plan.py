@@ -101,7 +101,10 @@ def compute_file_checksum(paths: Iterable[Path]) -> int:
 
 def make_plan(folder: Path, plan: AtlasSettings, source: Source, adapter: ModelAdapter) -> AtlasSettings:
     """Return the plan of a folder, writing it and its documents if there is none. Raises ConfigError if there is another."""
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be the folder of an atlas: {error.strerror}.") from None
     with FileLock(folder / LOCK):
         if not (folder / PLAN).exists():
             with write_atomically(*(folder / name for name in (*FILES, PLAN))) as places:

@@ -27,4 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shard-size", metavar="N", type=int, help="pieces in a shard (8)")
     parser.add_argument("--shard", metavar="I/N", help="compute every N-th shard from the I-th, from 0")
     parser.add_argument("--engine", choices=("local", "ray"), help="compute in this process, or by Ray on a cluster (local)")
-    parser.add_argument("--json", action="store_true", help="print the heads as JSON: layer, head, kind, sentence, scores")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print the heads as JSON: layer, head, kind, sentence, scores; null until all shards are there",
+    )
