@@ -91,6 +91,21 @@ def test_two_formats_of_the_table_are_refused(capsys, arguments):
     assert err == f"regard {arguments[0]}: --json and --csv are two formats of one table: leave out one of them.\n"
 
 
+@pytest.mark.parametrize("width", [40, 80])
+@pytest.mark.parametrize(("score", "column"), [("entropy", "entropy"), ("induction", "ind"), ("heavy", "heavy")])
+def test_the_score_that_sorts_the_rows_is_a_column_at_any_width(capsys, monkeypatch, width, score, column):
+    monkeypatch.setenv("COLUMNS", str(width))
+    out = look(capsys, "CABBACCBA", "--model", "sorter", "--sort", score)[1]
+    titles, *lines = out[out.index("\nhead ") + 1 :].splitlines()[:10]
+    assert max(map(len, [titles, *lines])) <= width
+    end = titles.index(f" {column}") + 1 + len(column)
+    shown = [line[:end].split()[-1] for line in lines]
+    rows = json.loads(look(capsys, "CABBACCBA", "--model", "sorter", "--sort", score, "--json")[1])
+    means = [row["scores"][score]["mean"] for row in rows]
+    assert shown == ["-" if mean is None else f"{mean:.2f}" for mean in means]
+    assert [line.split()[0] for line in lines] == [f"{row['layer']}.{row['head']}" for row in rows]
+
+
 @pytest.mark.parametrize("shown", [("--head", "1.1"), ("--query", "2")])
 @pytest.mark.parametrize("option", [("--json",), ("--csv",), ("--kind", "local"), ("--sort", "prev")])
 def test_options_of_the_table_are_refused_where_one_head_or_row_is_shown(capsys, shown, option):

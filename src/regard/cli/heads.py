@@ -136,7 +136,7 @@ def probe_model(options: argparse.Namespace) -> int:
     print_lines(console, render_kinds(table, console.width))
     show_all = options.all or bool(options.kind or options.sort)
     lines = [
-        render_table(shown, console.width, show_all),
+        render_table(shown, console.width, show_all, options.sort),
         render_sentences(shown if show_all else select_clearest(shown), console.width),
     ]
     for part in lines:

@@ -175,7 +175,7 @@ def print_overview(console: Console, recording: Recording, options: argparse.Nam
     show_all = options.all or bool(options.kind or options.sort)
     parts = (
         recording_views.render_text(recording, measure_window(console), options.all, kind),
-        render_table(shown, console.width, show_all),
+        render_table(shown, console.width, show_all, options.sort),
         render_sentences(shown if show_all else select_clearest(shown), console.width),
         render_links(recording, shown, console.width, kind),
         render_grids(recording, shown if show_all else select_clearest(shown), console.width, get_palette(console), kind),

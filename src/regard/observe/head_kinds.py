@@ -204,13 +204,27 @@ class Heads(HtmlRepr):
         """Return each head as {layer, head, kind, sentence, scores: {name: {mean, low, high, count}}}, for JSON."""
         return [row.to_dict() for row in self.rows]
 
-    def format_lines(self, width: int = text_table.WIDTH) -> tuple[list[str], tuple[str, ...]]:
-        """Return a line of titles and one for each head with the scores that fit the width, and the names of the others."""
-        titles = ["head", "kind", *(SHORT.get(name, name) for name in self.detectors)]
-        lines = [[f"{row.layer}.{row.head}", row.kind, *map(text_table.format_score, row.scores.values())] for row in self.rows]
+    def format_lines(self, width: int = text_table.WIDTH, by: str | None = None) -> tuple[list[str], tuple[str, ...]]:
+        """Return a line of titles and one for each head with the scores that fit the width, and the names of the others.
+
+        The score `by`, named as for sort_by, is the first column if it would not fit.
+        """
+        text, hidden = self.align_scores(self.detectors, width)
+        name = None if by is None else find_score(by, self.detectors)
+        if name not in hidden:
+            return text, hidden
+        return self.align_scores((name, *(one for one in self.detectors if one != name)), width)
+
+    def align_scores(self, names: Sequence[str], width: int) -> tuple[list[str], tuple[str, ...]]:
+        """Return the lines of a table with the first of these scores that fit the width, and the names of the others."""
+        titles = ["head", "kind", *(SHORT.get(name, name) for name in names)]
+        lines = [
+            [f"{row.layer}.{row.head}", row.kind, *(text_table.format_score(row.scores[name]) for name in names)]
+            for row in self.rows
+        ]
         room = text_table.count_fitting_columns(titles, lines, width)
         text = text_table.align_columns(titles[:room], [line[:room] for line in lines], left=("head", "kind"))
-        return text, self.detectors[room - 2 :]
+        return text, tuple(names[room - 2 :])
 
     def __repr__(self) -> str:
         counts = [f"{count} {kind}" for kind, count in Counter(row.kind for row in self.rows).most_common()]

@@ -56,10 +56,10 @@ def select_clearest(heads: Heads) -> Heads:
     return Heads(tuple(row for rows in best for row in rows), heads.notes)
 
 
-def render_table(heads: Heads, width: int, show_all: bool) -> Iterator[Text]:
-    """Generate the table of all heads, or of the clearest of each kind, with as many scores as fit."""
+def render_table(heads: Heads, width: int, show_all: bool, by: str | None = None) -> Iterator[Text]:
+    """Generate the table of all heads, or of the clearest of each kind, with as many scores as fit, `by` among them."""
     shown = heads if show_all else select_clearest(heads)
-    (first, *rest), hidden = shown.format_lines(width)
+    (first, *rest), hidden = shown.format_lines(width, by)
     yield Text(first, style="dim")
     yield from map(Text, rest)
     notes = [f"the clearest of {len(heads)} heads; --all shows all"] if len(shown) < len(heads) else []
