@@ -176,3 +176,20 @@ def test_without_pillow_it_says_what_to_install(capsys, place, monkeypatch):
     code, _, err = see(capsys, place / "image.png")
     assert code == 2
     assert "pip install pillow" in err
+
+
+def test_a_name_that_the_hub_does_not_have_is_asked_for_once(capsys, place, monkeypatch):
+    asked = []
+
+    def fail(api, name, **options):
+        asked.append(name)
+        raise OSError("no network")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", fail)
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", lambda *_, **__: pytest.fail("transformers retries"))
+    code, out, err = see(capsys, place / "image.png", "--model", "no/such")
+    assert (code, out, asked) == (2, "", ["no/such"])
+    assert err == (
+        "regard see: there is no folder no/such, and that name could not be found on the hub: no network. "
+        "A model is digits, owner/model on the hub, or a folder with config.json and weights.\n"
+    )

