@@ -193,3 +193,16 @@ def test_a_name_that_the_hub_does_not_have_is_asked_for_once(capsys, place, monk
         "regard see: there is no folder no/such, and that name could not be found on the hub: no network. "
         "A model is digits, owner/model on the hub, or a folder with config.json and weights.\n"
     )
+
+
+def test_a_large_image_is_read_without_a_warning(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", 40 * 56 - 1)  # a warning from here on, an error from twice as many
+    Image.new("L", (40, 56)).save(tmp_path / "large.png")
+    code, _, err = see(capsys, tmp_path / "large.png")
+    assert (code, err) == (0, "")
+    Image.new("L", (80, 56)).save(tmp_path / "larger.png")
+    code, _, err = see(capsys, tmp_path / "larger.png")
+    assert code == 2
+    assert err.startswith(
+        f"regard see: {tmp_path / 'larger.png'} could not be read as an image: Image size (4480 pixels) exceeds"
+    )

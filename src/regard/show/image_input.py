@@ -1,5 +1,6 @@
 """Images as the figures and the page take them: a file, a PIL image, an array or a tensor."""
 
+import warnings
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -67,8 +68,10 @@ def open_image(path: Path) -> Pixels:
         name = str(path)[:MAX_NAME]
         raise DataError(f"{name} is not a file: an image is a PNG, a JPEG or another file that Pillow reads.")
     try:
-        with pillow.open(path) as opened:
-            return convert_picture(operations.exif_transpose(opened))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", pillow.DecompressionBombWarning)  # an error from twice as many pixels on
+            with pillow.open(path) as opened:
+                return convert_picture(operations.exif_transpose(opened))
     except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
         raise DataError(f"{path} could not be read as an image: {str(error).rstrip('.')}.") from None
 
