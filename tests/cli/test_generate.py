@@ -13,11 +13,12 @@ import regard.cli.generate
 from generate.small_models import gpt2
 from regard import record
 from regard.cli import main
-from regard.cli.generate import load_decoder, quote_token
+from regard.cli.generate import load_decoder
 from regard.cli.model_loading import CAUSAL_LM, load_model
 from regard.generate import choices, generate
 from regard.models import GPT2
 from regard.show.page.session import GenerationRequest, Session
+from regard.show.terminal import quote_token
 from regard.text import BytePair
 from regard.text.byte_pair import GPT2_FOLDER
 from regard.text.number_tokenizer import NumberTokenizer

@@ -91,6 +91,14 @@ def test_two_formats_of_the_table_are_refused(capsys, arguments):
     assert err == f"regard {arguments[0]}: --json and --csv are two formats of one table: leave out one of them.\n"
 
 
+def test_a_byte_and_one_token_are_written_alike_everywhere(capsys):
+    out = look(capsys, "日本", "--query", "2")[1]
+    assert "[\\xa5]" in out
+    assert "what '\\xa5', token 2, attended to" in out
+    out = look(capsys, "a", "--why")[1]
+    assert out.startswith("pocket: 1 token. The next word '.' has the logit ")
+
+
 @pytest.mark.parametrize("width", [40, 80])
 @pytest.mark.parametrize(("score", "column"), [("entropy", "entropy"), ("induction", "ind"), ("heavy", "heavy")])
 def test_the_score_that_sorts_the_rows_is_a_column_at_any_width(capsys, monkeypatch, width, score, column):

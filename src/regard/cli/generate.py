@@ -25,7 +25,7 @@ from regard.generate.sequence_reader import find_device
 from regard.generate.settings import Tokenizer
 from regard.malloc import keep_freed_memory
 from regard.models import GPT2, TransformersDecoder
-from regard.show.terminal import escape_text, open_console, print_entries, print_wrapped
+from regard.show.terminal import open_console, print_entries, print_wrapped, quote_token
 from regard.terminal_escapes import LINES, escape_controls
 from regard.text.number_tokenizer import NumberTokenizer
 from regard.text.transformers_tokenizer import PromptTokenizer
@@ -160,9 +160,3 @@ def format_attended(attended: Sequence["AttendedToken"]) -> Iterator[str]:
     for near in attended:
         place = f" at {near.position:,}" if alike.count(near.word.strip()) > 1 else ""
         yield f"{near.weight:.2f} {quote_token(near.word)}{place}"
-
-
-def quote_token(word: str) -> str:
-    """Quote a token, so that its spaces are visible."""
-    quote = '"' if "'" in word and '"' not in word else "'"  # as Python does
-    return f"{quote}{escape_text(word)}{quote}"

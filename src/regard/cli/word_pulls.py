@@ -16,7 +16,7 @@ from regard.cli.progress_bar import show_bar
 from regard.errors import ConfigError
 from regard.observe.record import record
 from regard.observe.text_table import align_columns, format_token
-from regard.show.terminal import escape_text, open_console, print_wrapped
+from regard.show.terminal import escape_text, open_console, print_wrapped, quote_token
 from regard.show.word_pulls import WordPull, compute_pulls
 
 SHOWN = 10  # words
@@ -70,8 +70,8 @@ def print_pulls(rows: list[WordPull], model: str, word: str, logit: float, proba
     """Print the words with the largest pulls, and what the columns are."""
     console = open_console()
     intro = (
-        f"{escape_text(model)}: {len(rows):,} tokens. The next word {escape_text(repr(word))} has the logit {logit:.2f}, "
-        f"probability {probability:.2f}. What moved the logit, and where the last word looked:"
+        f"{escape_text(model)}: {len(rows):,} token{'s' * (len(rows) != 1)}. The next word {quote_token(word)} has the logit "
+        f"{logit:.2f}, probability {probability:.2f}. What moved the logit, and where the last word looked:"
     )
     print_wrapped(console, Text(intro, style="bold"))
     for line in render_table(rows if show_all else rows[:SHOWN]):

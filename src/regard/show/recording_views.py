@@ -15,7 +15,7 @@ from regard.show.axis_words import AxisWords, find_word, get_axis_words, strip_m
 from regard.show.color_scale import Log
 from regard.show.heat_map import render_heat_map, render_nan_note, wrap_sentence
 from regard.show.shaded_text import BLANK, BREAK, MAX_TOKENS, compute_attention_shares, limit_lines, render_shaded_text
-from regard.show.terminal import truncate_end, truncate_start
+from regard.show.terminal import quote_token, truncate_end, truncate_start
 from regard.show.terminal_colors import Heat, TerminalArea, get_color
 
 PALEST_FRACTION = 0.01  # fraction of the largest value that has the palest color
@@ -85,7 +85,8 @@ def render_row(
         raise ConfigError(f"token {number} was recorded only as a key: the recorded queries are the last {q} of {k} tokens.")
     rows = [m[0, :, query].mean(0) for m in maps]
     found = sum(rows[1:], rows[0]) / len(rows)
-    title = f"what {strip_markers(asking[query])!r}, token {number:,}, attended to: {describe_place(recording, place, kind)}"
+    word = quote_token(strip_markers(asking[query]))
+    title = f"what {word}, token {number:,}, attended to: {describe_place(recording, place, kind)}"
     yield from wrap_sentence(title, window.width, "bold")
     if len(places) > 1:
         yield from wrap_sentence(

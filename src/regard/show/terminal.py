@@ -143,6 +143,12 @@ def escape_text(text: str) -> str:
     return RIGHT_TO_LEFT.sub(lambda found: found[0] + "\u200e", escape_controls(text))  # numbers after it keep their columns
 
 
+def quote_token(word: str) -> str:
+    """Quote a token, so that its spaces are visible."""
+    quote = '"' if "'" in word and '"' not in word else "'"  # as Python does
+    return f"{quote}{escape_text(word)}{quote}"
+
+
 def truncate_end(text: str, width: int) -> str:
     """Cut text at its end to at most `width` cells."""
     shown = escape_text(text)
