@@ -84,6 +84,14 @@ def test_the_first_lecture_is_shown_step_by_step(walk):
     assert shown.rstrip().splitlines()[-2].startswith("Next: regard walk --query journey")
 
 
+@pytest.mark.parametrize("given", [["--json"], ["--words", "a b"], ["--rows", "0"], ["--from", "2"], ["--example", "dog"]])
+def test_what_the_list_does_not_read_is_refused(capsys, given):
+    code = main(["walk", "--list", *given])
+    out, err = capsys.readouterr()
+    assert (code, out) == (2, "")
+    assert err == f"regard walk: --list only names the examples: leave out {given[0]}.\n"
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_every_example_is_shown_and_listed_and_written_as_strict_json(walk, name):
     assert f"\n{name} " in "\n" + walk("--list")

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from regard.cli.walk_screen import OWN_OPTIONS, Screen, choose_view, read_screen, read_screens, summarize_example
+from regard.errors import ConfigError
 from regard.lectures.example_steps import Line
 from regard.show.terminal import (
     TableView,
@@ -30,12 +31,22 @@ COMPUTED = ("model", "query", *OWN_OPTIONS)  # options of what is not in the fil
 def run(options: argparse.Namespace) -> int:
     """Show the example, the list of examples, or the example's numbers."""
     if options.list:
+        refuse_others(options)
         print_examples(open_console())
     elif options.json:
         print(json.dumps(import_module("regard.cli.walk_example").compute_json(options), allow_nan=False))
     else:
         print_screen(open_console(), *choose_screen(options))
     return 0
+
+
+def refuse_others(options: argparse.Namespace) -> None:
+    """Raise ConfigError if an option that --list does not read is given."""
+    for name in ("example", *COMPUTED, "start", "rows", "json"):
+        value = getattr(options, name)
+        if value is not None and value is not False:
+            flag = "from" if name == "start" else name
+            raise ConfigError(f"--list only names the examples: leave out --{flag}.")
 
 
 def choose_screen(options: argparse.Namespace) -> tuple[Screen, TableView]:
