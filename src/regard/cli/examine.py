@@ -29,6 +29,8 @@ def run(options: argparse.Namespace) -> int:
     """Examine in a separate process, and print. Return 0 if all is right, 1 if something was found, 3 if neither is known."""
     if (options.target is None) == (options.model is None):
         raise ConfigError("pass FILE.py:NAME, or --model and a folder, one of the two.")
+    if options.json and options.format != "text":
+        raise ConfigError(f"--json and --format {options.format} are two formats of one report: leave out one of them.")
     if sys.stderr.isatty():
         print(f"regard examine: {WARNING}", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="regard-examine-") as folder:

@@ -42,6 +42,8 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError("pass a recording, or --model and the name of a model.")
     if options.model is not None:
         refuse_options(options, OF_RECORDINGS, "--{0} shows a recording: leave it out with --model.")
+        if options.ablate == "none":
+            refuse_options(options, ("by", "text"), "--{0} is of ablated heads: leave it out with --ablate none.")
         check_table(options, list_scores(options))
         return probe_model(options)
     refuse_options(options, OF_PROBES, "--{0} is of a probe: it needs --model.")

@@ -26,7 +26,9 @@ WORD_LETTERS = 14
 @torch.enable_grad()
 def run(options: argparse.Namespace, text: str) -> int:
     """Run the model with gradients and print which words moved the logit."""
-    refused = [name for name in ("out", "page", "head", "query", "kind", "sort", "attention", "csv") if getattr(options, name)]
+    refused = [
+        name for name in ("out", "page", "head", "query", "kind", "sort", "attention", "csv", "keep") if getattr(options, name)
+    ]
     if refused:
         raise ConfigError(f"--why prints its own table: leave out --{refused[0]}.")
     foreign = load_model(options.model, CAUSAL_LM, options.device)
