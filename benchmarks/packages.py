@@ -9,8 +9,10 @@ import math
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module, metadata
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
@@ -37,6 +39,24 @@ SIZES = {"hidden_size": WIDTH, "mlp_dim": 32, "num_layers": 2, "num_heads": HEAD
 IMAGE = {"in_channels": 3, "img_size": (32, 32), "patch_size": (8, 8), "spatial_dims": 2, **SIZES}
 FEATURES = {"depth": 2, "categories": (5, 7, 5), "num_continuous": 4}
 STAGES = {"num_classes": 5, "depth": (1, 1), "dim_head": 8}
+STRIDES = {"stride_q": ((1, 1), (2, 2)), "stride_kv": ((4, 4), (2, 2))}
+POOLING = {"depths": (1, 1), "embed_dim": (12, 24), "num_heads": (1, 2), **STRIDES}
+MAXVIT = {
+    "stem_channels": 16,
+    "partition_size": 4,
+    "block_channels": [16, 32],
+    "block_layers": [1, 1],
+    "head_dim": 8,
+    "stochastic_depth_prob": 0.0,
+}
+LITGPT = {"n_layer": 2, "n_embd": WIDTH, "n_head": HEADS, "block_size": TOKENS, "vocab_size": VOCABULARY}
+
+
+class Part(NamedTuple):
+    """An argument that a class of a package makes: its path, and the arguments."""
+
+    path: str
+    arguments: dict[str, Any]
 
 
 class Model(NamedTuple):
@@ -84,14 +104,30 @@ def read_graph(model: nn.Module) -> Any:
     return model(draw(NODES, 16), draw_edges())
 
 
-def wrap_layers(name: str, **arguments: Any) -> dict[str, Any]:
+def wrap_layers(name: str = "Decoder", **arguments: Any) -> dict[str, Any]:
     """Return the arguments of x-transformers' TransformerWrapper for layers of a class."""
-    layers = getattr(import_module("x_transformers"), name)(**LAYERS, **arguments)
+    layers = Part(f"x_transformers.{name}", {**LAYERS, **arguments})
     return {"num_tokens": VOCABULARY, "max_seq_len": TOKENS, "attn_layers": layers}
 
 
+def boot_bridge() -> nn.Module:
+    """Return GPT-2 with random weights in TransformerLens, which asks for a tokenizer and finds it by its folder."""
+    from tokenizers import Tokenizer, models
+    from transformer_lens import TransformerBridge
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+    ends = {"bos_token_id": 0, "eos_token_id": 0}
+    model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=HEADS, n_embd=WIDTH, vocab_size=VOCABULARY, **ends))
+    with TemporaryDirectory() as folder:
+        words = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+        PreTrainedTokenizerFast(tokenizer_object=words, bos_token="a", eos_token="a", pad_token="a").save_pretrained(folder)
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+        bridge: nn.Module = TransformerBridge.boot_transformers("gpt2", hf_model=model, tokenizer=tokenizer, device="cpu")
+    return bridge
+
+
 def list_models() -> list[Model]:
-    """Return all models; those of x-transformers are given their layers when they are made."""
+    """Return all models; parts of their arguments are made with them."""
     timm: list[tuple[str, dict[str, Any], int]] = [
         *((name, VIT, 32) for name in ("VisionTransformer", "VisionTransformerRelPos", "Cait", "Xcit")),
         *((name, WINDOWS, 32) for name in ("SwinTransformer", "SwinTransformerV2")),
@@ -102,6 +138,14 @@ def list_models() -> list[Model]:
         ("Twins", {**PYRAMID, "img_size": 64, "depths": (2, 2, 2, 2), "sr_ratios": (8, 4, 2, 1), "wss": (7, 7, 7, 7)}, 64),
         ("Hiera", {"img_size": (64, 64), "embed_dim": 12, "num_heads": 1, "stages": (1, 1, 1, 1)}, 64),
         ("DaVit", {"depths": (1, 1), "embed_dims": (12, 24), "num_heads": (2, 3), "window_size": 4}, 32),
+        ("mvitv2.MultiScaleVit", {"cfg": Part("timm.models.mvitv2.MultiScaleVitCfg", POOLING), "img_size": (64, 64)}, 64),
+        ("maxxvit.MaxxVit", {"cfg": Part("timm.models.maxxvit.MaxxVitCfg", GRIDS), "img_size": 64}, 64),
+    ]
+    torchvision: list[tuple[str, dict[str, Any], Callable[[nn.Module], Any]]] = [
+        ("swin_t", {}, see_picture(64)),
+        ("swin_v2_t", {}, see_picture(64)),
+        ("MaxVit", {"input_size": (64, 64), **MAXVIT}, see_picture(64)),
+        ("video.MViT", {"spatial_size": (32, 32), **MVIT}, lambda model: model(draw(2, 3, 4, 32, 32))),
     ]
     vit_pytorch: list[tuple[str, dict[str, Any], int]] = [
         *(("vit.ViT", PLAIN, 32), ("simple_vit.SimpleViT", PLAIN, 32), ("deepvit.DeepViT", PLAIN, 32)),
@@ -116,12 +160,13 @@ def list_models() -> list[Model]:
     return [
         *(Model("timm", f"timm.models.{name}", arguments, see_picture(size)) for name, arguments, size in timm),
         *(Model("vit-pytorch", f"vit_pytorch.{name}", arguments, see_picture(size)) for name, arguments, size in vit_pytorch),
+        *(Model("torchvision", f"torchvision.models.{name}", arguments, feed) for name, arguments, feed in torchvision),
         Model(
             *("open_clip_torch", "open_clip.model.CLIP", {"embed_dim": 16, "vision_cfg": PICTURE, "text_cfg": TEXT}),
             lambda model: model(draw(2, 3, 32, 32), draw_ids(12)),
         ),
         *(
-            Model("x-transformers", "x_transformers.TransformerWrapper", {"layers": layers}, read_ids, says)
+            Model("x-transformers", "x_transformers.TransformerWrapper", wrap_layers(**layers), read_ids, says)
             for says, layers in {
                 "Decoder": {},
                 "Encoder": {"name": "Encoder"},
@@ -134,6 +179,9 @@ def list_models() -> list[Model]:
                 "Decoder, sparse top-k": {"attn_sparse_topk": 4},
             }.items()
         ),
+        *(Model("diffusers", f"diffusers.{name}", arguments, feed) for name, (arguments, feed) in DIFFUSERS.items()),
+        Model("litgpt", "litgpt.model.GPT", {"config": Part("litgpt.config.Config", LITGPT)}, read_ids),
+        Model("transformer-lens", "benchmarks.packages.boot_bridge", {}, read_ids, "`TransformerBridge` of GPT-2"),
         Model("local-attention", "local_attention.LocalMHA", {**heads, "window_size": 8}, read_vectors),
         Model("memory-efficient-attention-pytorch", "memory_efficient_attention_pytorch.Attention", heads, read_vectors),
         Model("nystrom-attention", "nystrom_attention.Nystromformer", {**heads, "depth": 2, "num_landmarks": 8}, read_vectors),
@@ -152,6 +200,60 @@ def list_models() -> list[Model]:
     ]
 
 
+GRIDS = {
+    "embed_dim": (16, 32),
+    "depths": (1, 1),
+    "block_type": ("M", "M"),
+    "stem_width": 16,
+    "transformer_cfg": Part(
+        "timm.models.maxxvit.MaxxVitTransformerCfg", {"dim_head": 8, "window_size": (4, 4), "grid_size": (4, 4)}
+    ),
+}
+POOLED = {"kernel_q": [3, 3, 3], "kernel_kv": [3, 3, 3], "stride_q": [1, 1, 1], "stride_kv": [1, 2, 2]}
+BLOCKS = [
+    Part(
+        "torchvision.models.video.mvit.MSBlockConfig",
+        {"num_heads": heads, "input_channels": 16 * heads, "output_channels": 32, **POOLED},
+    )
+    for heads in (1, 2)
+]
+MVIT = {
+    "temporal_size": 4,
+    "block_setting": BLOCKS,
+    "residual_pool": True,
+    "residual_with_cls_embed": False,
+    "rel_pos_embed": True,
+    "proj_after_attn": True,
+}
+LATENTS = {"sample_size": 8, "in_channels": 4, "out_channels": 4}
+PATCHES = {**LATENTS, "patch_size": 2, "num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 8}
+UNET = {
+    **LATENTS,
+    "block_out_channels": (16, 32),
+    "layers_per_block": 1,
+    "cross_attention_dim": 12,
+    "attention_head_dim": 4,
+    "norm_num_groups": 8,
+    "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+    "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
+}
+JOINT = {"joint_attention_dim": 12, "caption_projection_dim": 16, "pooled_projection_dim": 6, "pos_embed_max_size": 8}
+
+
+def denoise(model: nn.Module, **more: Any) -> Any:
+    """Call a diffusion model with two pictures of 8 x 8 latents, five words and a time."""
+    times = torch.tensor([3, 3])
+    return model(draw(2, 4, 8, 8), encoder_hidden_states=draw(2, 5, 12), timestep=times, return_dict=False, **more)[0]
+
+
+DIFFUSERS: dict[str, tuple[dict[str, Any], Callable[[nn.Module], Any]]] = {
+    "UNet2DConditionModel": (UNET, denoise),
+    "PixArtTransformer2DModel": (
+        {**PATCHES, "out_channels": 8, "cross_attention_dim": 16, "caption_channels": 12, "norm_num_groups": 4},
+        partial(denoise, added_cond_kwargs={"resolution": None, "aspect_ratio": None}),
+    ),
+    "SD3Transformer2DModel": ({**PATCHES, **JOINT}, lambda model: denoise(model, pooled_projections=draw(2, 6))),
+}
 PERCEIVER = {"dim": 8, "queries_dim": 12, "depth": 2, "num_latents": 7, "latent_dim": WIDTH, "latent_heads": HEADS}
 
 
@@ -164,7 +266,11 @@ def run(peak: dict[torch.dtype, float]) -> Table:
     """A row a model: the number of maps, their largest difference, and what was not recorded or has a note."""
     table = Table(TITLE, COLUMNS)
     for one in list_models():
-        says = f"`{one.path.rpartition('.')[2]}`" + (f", {one.says}" if one.says else "")
+        says = (
+            one.says
+            if one.path.startswith("benchmarks.")
+            else ", ".join(filter(None, (f"`{one.path.rpartition('.')[2]}`", one.says)))
+        )
         try:
             package = f"{one.package} {metadata.version(one.package)}"
             model = build(one)
@@ -179,16 +285,25 @@ def run(peak: dict[torch.dtype, float]) -> Table:
 def build(one: Model) -> nn.Module:
     """Return a model with random weights; those that are 0 at the start, which hide their layer, are drawn too."""
     torch.manual_seed(0)
-    arguments = one.arguments
-    if one.package == "x-transformers":
-        arguments = wrap_layers(**{"name": "Decoder", **arguments["layers"]})
-    module, _, name = one.path.rpartition(".")
-    model: nn.Module = getattr(import_module(module), name)(**arguments).double().eval()
+    model: nn.Module = make_part(one.path, one.arguments).double().eval()
     with torch.no_grad():
         for weight in model.parameters():
             if weight.numel() > 1 and not weight.any():
                 weight.normal_(std=0.05)
     return model
+
+
+def make_part(path: str, arguments: dict[str, Any]) -> Any:
+    """Return what a class or function of a package makes, of arguments of which some are parts, or lists of these."""
+    module, _, name = path.rpartition(".")
+    return getattr(import_module(module), name)(**{key: make_argument(value) for key, value in arguments.items()})
+
+
+def make_argument(value: Any) -> Any:
+    """Return an argument, made where it is a part or a list of parts."""
+    if isinstance(value, list):
+        return [make_argument(one) for one in value]
+    return make_part(*value) if isinstance(value, Part) else value
 
 
 def measure(model: nn.Module, feed: Callable[[nn.Module], Any]) -> tuple[int, float, list[str]]:
