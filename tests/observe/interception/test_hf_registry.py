@@ -457,6 +457,24 @@ def test_sinks_that_scale_the_context_behind_the_softmax_are_those_of_the_map(fa
         assert (expected.transpose(1, 2) - context).abs().max() < EQUAL
 
 
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_sinks_of_each_query_are_those_of_the_map(has_bias):
+    def own(module, q, k, v, mask, scaling, sinks, position_bias=0, **given):
+        weights = torch.cat([q @ k.mT * scaling + position_bias + mask, sinks], -1).softmax(-1)[..., :-1]
+        return (weights @ v).transpose(1, 2), weights
+
+    q, k, v = torch.randn(3, 2, 4, 7, 12, dtype=torch.float64)
+    sinks = torch.randn(2, 4, 7, 1, dtype=torch.float64)
+    sinks[0, :, -1] = -20  # the last row of the first sequence has nearly none
+    given = {"position_bias": torch.randn(1, 4, 7, 7, dtype=torch.float64)} if has_bias else {}
+    mask = torch.zeros(7, 7, dtype=torch.float64).masked_fill(torch.ones(7, 7).triu(1).bool(), -torch.inf)[None, None]
+    calls = Calls("eager", look=lambda name: ALL_ATTENTION_FUNCTIONS.get_interface(name, own))
+    with record(calls) as recording:
+        _, weights = calls(q, k, v, mask, scaling=0.3, sinks=sinks, **given)
+    assert not recording.missed
+    assert (recording.map(0).dense() - weights).abs().max() < EQUAL
+
+
 def test_sinks_of_the_module_are_intercepted_in_its_own_function():
     family = find_family("gpt_oss")
     model = family.build()

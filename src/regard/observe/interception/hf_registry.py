@@ -150,8 +150,10 @@ def build_call(
         if causal and k.shape[2] > q.shape[2]:  # aligned to the first key: further keys are unwritten slots of a cache
             room = k.shape[2] - q.shape[2]
             k, v = (x[:, :, : q.shape[2]] for x in (k, v))
-        rule, offset, bias = infer_mask(mask, causal, options.get("position_bias"), q, k)
+        rule, offset, bias = infer_mask(mask, causal, shift_rows(options), q, k)
     scale, sinks = options.get("scaling"), options.get("s_aux")
+    if options.get("sinks") is not None:
+        sinks = q.new_zeros(q.shape[1])
     return AttentionCall(
         kernel=f"attention registry: {implementation}",
         q=q,
@@ -170,6 +172,14 @@ def build_call(
         note=note,
         rank_part=part,
     )
+
+
+def shift_rows(options: dict[str, Any]) -> Tensor | None:
+    """Return the position bias of a call, without the sinks (b, h, q, 1) that each query may have: each row has a sink of 0."""
+    bias, sinks = options.get("position_bias"), options.get("sinks")
+    if sinks is None:
+        return bias
+    return -sinks if bias is None else bias - sinks
 
 
 def infer_mask(mask: Any, causal: bool, bias: Tensor | None, q: Tensor, k: Tensor) -> InferredRule:
