@@ -322,6 +322,23 @@ def test_eager_attention_that_computes_something_else_is_missed(sharper):
     assert [one.reason for one in recording.missed] == ([] if sharper == 1 else [recording_watcher.OTHERWISE])
 
 
+@pytest.mark.parametrize("row", [0, 2, 6])
+def test_eager_attention_that_differs_in_some_rows_is_missed(row):
+    def own(module, q, k, v, mask, scaling, **given):
+        scores = q @ k.mT * scaling
+        scores[:, :, row:-1] = 0
+        weights = scores.softmax(-1)
+        return (weights @ v).transpose(1, 2), weights
+
+    q, k = torch.randn(2, 4, 13, 12), torch.randn(2, 4, 13, 12)
+    calls = Calls("eager", look=lambda name: ALL_ATTENTION_FUNCTIONS.get_interface(name, own))
+    with warnings.catch_warnings(), record(calls) as recording:
+        warnings.simplefilter("ignore")
+        calls(q, k, k, None, scaling=1.0)
+    assert [one.reason for one in recording.missed] == [recording_watcher.OTHERWISE]
+    assert not recording.calls
+
+
 LOOKS = {
     "get_interface": lambda name: ALL_ATTENTION_FUNCTIONS.get_interface(name, None),
     "an item": lambda name: ALL_ATTENTION_FUNCTIONS[name],

@@ -176,7 +176,8 @@ def build_call(
 
 def shift_rows(options: dict[str, Any]) -> Tensor | None:
     """Return the position bias of a call, without the sinks (b, h, q, 1) that each query may have: each row has a sink of 0."""
-    bias, sinks = options.get("position_bias"), options.get("sinks")
+    bias: Tensor | None = options.get("position_bias")
+    sinks: Tensor | None = options.get("sinks")
     if sinks is None:
         return bias
     return -sinks if bias is None else bias - sinks
