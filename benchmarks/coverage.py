@@ -1,8 +1,7 @@
 """How each family of the installed transformers attends, by the source of its modelling module, and which of them were tried.
 
 A family is a folder of transformers.models with a modelling module. Nothing is run: `python -m benchmarks families` runs those
-that are counted as tried. Those that are not have this for their reason: families of one way are recorded by the same function,
-but no difference was measured for them.
+that are counted as tried. The others have their reason beside them.
 """
 
 import re
@@ -11,8 +10,9 @@ from pathlib import Path
 import torch
 import transformers
 
-from benchmarks.families import FAMILIES, HAND, KERNELS, OTHERS, RECURRENT, SHARED
+from benchmarks.families import DERIVED, FAMILIES, HAND, KERNELS, OTHERS, RECURRENT, SHARED
 from benchmarks.tables import Table
+from observe.derived_families import find_class
 from regard.observe.interception.recurrent.recurrences import is_recurrent_name
 
 TITLE = "Families of the installed transformers, by how they attend"
@@ -35,6 +35,14 @@ REASONS = {  # why a family is not tried
     "dinat": "it needs the package natten, whose kernels no hook sees: its layers are in `missed`",
     "layoutlmv2": "its model needs detectron2; recorded with a convolution in place of its network for pictures",
     "mra": "it needs kernels for a GPU, which no hook sees: its layers are in `missed`",
+    "granite_swa": "it applies its sinks behind the softmax: held against its context in `test_hf_registry.py`",
+    "granitemoe_swa": "the same attention",
+    "longt5": "its encoder attends in blocks, each of them a row of the batch of a map",
+    "pegasus_x": "one softmax over words and global tokens, each of which has a map of its own",
+}
+UNTRIED = {  # why the others of a way are not tried
+    "attention registry": "recorded by the same function, but their defaults make no small model by changes of sizes alone",
+    "parts of other families": "recorded as their parts are, but their defaults make no small model by changes of sizes alone",
 }
 WAYS = {  # by what is found first in the source: how, and what records it
     "attention registry": "the registry of attention functions",
@@ -56,7 +64,7 @@ def run(peak: dict[torch.dtype, float]) -> Table:
     for how, families in found.items():
         rest = [family for family in families if family not in tried]
         rest = [f"{family} ({REASONS[family]})" if family in REASONS else family for family in rest]
-        named = ", ".join(rest) if how not in ("attention registry", "none") else f"{len(rest)}, by the same function"
+        named = ": ".join(filter(None, (UNTRIED.get(how) if rest else None, ", ".join(rest))))
         table.add(how, WAYS[how], len(families), len(families) - len(rest), "" if how == "none" else named)
     return table
 
@@ -91,6 +99,7 @@ def find_tried() -> set[str]:
     """The folders of the classes that `python -m benchmarks families` runs."""
     classes = [getattr(transformers, family.model) for family in (*FAMILIES, *OTHERS, *HAND, *KERNELS)]
     classes += [getattr(transformers, one.family.model) for one in SHARED]
+    classes += [find_class(name) for name in DERIVED]
     classes += [type(family.build()) for family in RECURRENT]
     return {one.__module__.split(".")[2] for one in classes}
 

@@ -14,6 +14,7 @@ import torch
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 from benchmarks.tables import Table
+from observe.derived_families import DERIVED, compare_derived
 from observe.eager_weights import compare_with_eager
 from observe.eager_weights import run as recorded
 from observe.families import FAMILIES, OTHERS
@@ -34,7 +35,10 @@ NOTES = {
 
 
 def run(peak: dict[torch.dtype, float]) -> Table:
-    """A row a family; the largest difference over all layers and paddings, recorded as it runs by itself and run eager."""
+    """A row a family; the largest difference over all layers and paddings, recorded as it runs by itself and run eager.
+
+    Families whose config is derived from its defaults are named by their class.
+    """
     table = Table(TITLE, COLUMNS)
     for family in FAMILIES:
         add_family(table, family)
@@ -45,6 +49,9 @@ def run(peak: dict[torch.dtype, float]) -> Table:
     for family in KERNELS:
         maps, difference = compare_with_own_weights(family, "none")
         table.add(family.name, family.model, "a kernel of torch", "none", maps, difference, "the formula of each kernel call")
+    for name in DERIVED:
+        maps, difference = compare_derived(name)
+        table.add(name, name, "its defaults, made small", "none", maps, difference, "its own softmax, in float32")
     for one in SHARED:
         maps, difference = compare_with_outputs(one)
         table.add(one.family.name, one.family.model, "one row of weights", "none", maps, difference, "its own output")
