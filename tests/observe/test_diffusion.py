@@ -5,8 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from observe.handwritten_families import OwnWeights
 from observe.recording_checks import EQUAL
-from regard import ConfigError, ShapeError
+from regard import ConfigError, OutOfRangeError, PatchGrid, ShapeError
 from regard.observe import record
 from regard.observe.diffusion import word_heat_map
 
@@ -102,6 +103,62 @@ def test_a_model_without_cross_attention_has_no_heat_map():
         word_heat_map(recording, 0, (8, 8))
 
 
+class JointAttention(nn.Module):
+    """Pixels and words attend to both, as one sequence."""
+
+    def __init__(self, words_first: bool) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.words_first = words_first
+        self.qkv, self.out = nn.Linear(7, 3 * H * D), nn.Linear(H * D, 7)
+
+    def forward(self, x: Tensor, words: Tensor) -> Tensor:
+        pixels = x.flatten(2).mT
+        joint = torch.cat([words, pixels] if self.words_first else [pixels, words], 1)
+        q, k, v = (part.unflatten(-1, (H, D)).transpose(1, 2) for part in self.qkv(joint).chunk(3, -1))
+        self.weights = (q @ k.mT * D**-0.5).softmax(-1)
+        y = self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return x + y[:, WORDS:].mT.reshape_as(x) if self.words_first else x + y[:, :-WORDS].mT.reshape_as(x)
+
+
+class JointModel(nn.Module):
+    """Two layers of words and pixels, and one of pixels alone between them."""
+
+    def __init__(self, words_first: bool) -> None:
+        super().__init__()
+        self.joint = nn.ModuleList(JointAttention(words_first) for _ in range(2))
+        self.pixels = JointAttention(words_first)
+
+    def forward(self, x: Tensor, words: Tensor) -> Tensor:
+        x = self.joint[0](x, words)
+        q = x.flatten(2).mT[:, None]
+        x = x + F.scaled_dot_product_attention(q, q, q)[:, 0].mT.reshape_as(x)
+        return self.joint[1](x, words)
+
+
+@pytest.mark.parametrize("words_first", [False, True])
+@torch.no_grad()
+def test_a_word_in_one_sequence_with_the_pixels_is_where_these_look_at_it(words_first):
+    model, steps = JointModel(words_first).double(), []
+    words = torch.randn(B, WORDS, 7, dtype=torch.float64)
+    x = torch.randn(B, 7, HEIGHT, WIDTH, dtype=torch.float64)
+    pixels, texts = (slice(WORDS, None), slice(WORDS)) if words_first else (slice(-WORDS), slice(-WORDS, None))
+    with record(model) as recording:
+        for _ in range(3):
+            x = x - 0.3 * model(x, words)
+            steps.append([layer.weights[:, :, pixels, texts] for layer in model.joint])
+    recording.places = None
+    with pytest.raises(ConfigError, match=r"set recording\.places"):
+        word_heat_map(recording, 2, (HEIGHT, WIDTH))
+    recording.places = {"joint": PatchGrid(HEIGHT, WIDTH, start=WORDS if words_first else 0), "": PatchGrid(HEIGHT, WIDTH)}
+    for word in (2, -1):
+        expected = join_by_daam(steps, -1, word % WORDS, (2 * HEIGHT, 2 * WIDTH))
+        found = word_heat_map(recording, word, (2 * HEIGHT, 2 * WIDTH))
+        torch.testing.assert_close(found, expected, rtol=0, atol=100 * EQUAL)
+    with pytest.raises(OutOfRangeError, match="word"):
+        word_heat_map(recording, WORDS, (HEIGHT, WIDTH))
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of what diffusers itself imports
 @torch.no_grad()
@@ -155,4 +212,52 @@ def test_a_unet_of_diffusers_with_random_weights():
     assert len(steps[0]) == 3
     torch.testing.assert_close(
         word_heat_map(recording, 4, (16, 16)), join_by_daam(steps, -1, 4, (16, 16)), rtol=0, atol=100 * EQUAL
+    )
+
+
+SIZES = {
+    "num_layers": 2,
+    "num_attention_heads": 2,
+    "attention_head_dim": 8,
+    "in_channels": 4,
+    "patch_size": 2,
+    "sample_size": 16,
+}
+JOINT = {"joint_attention_dim": 24, "caption_projection_dim": 16, "pooled_projection_dim": 6, "pos_embed_max_size": 8}
+CROSS = {"cross_attention_dim": 16, "caption_channels": 24, "norm_num_groups": 4}
+TRANSFORMERS = {"SD3Transformer2DModel": {**SIZES, **JOINT}, "PixArtTransformer2DModel": {**SIZES, **CROSS, "out_channels": 8}}
+NO_SIZES = {"added_cond_kwargs": {"resolution": None, "aspect_ratio": None}}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of what diffusers itself imports
+@pytest.mark.parametrize("name", TRANSFORMERS)
+@torch.no_grad()
+def test_a_diffusion_transformer_with_random_weights(name):
+    diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
+    torch.manual_seed(3)
+    model = getattr(diffusers, name)(**TRANSFORMERS[name]).eval().double()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    is_joint = name.startswith("SD3")
+    x, words = torch.randn(2, 4, 16, 16, dtype=torch.float64), torch.randn(2, 7, 24, dtype=torch.float64)
+    given = {"pooled_projections": torch.randn(2, 6, dtype=torch.float64)} if is_joint else NO_SIZES
+
+    def denoise(x: Tensor) -> Tensor:
+        for time in (9, 5, 2):
+            change = model(x, encoder_hidden_states=words, timestep=torch.tensor([time, time]), **given).sample
+            x = x - 0.1 * change[:, :4]
+        return x
+
+    expected = denoise(x)
+    with OwnWeights() as own:
+        denoise(x)
+    with record(model) as recording:
+        assert torch.equal(denoise(x), expected)
+    assert not recording.missed
+    layers = [one[:, :, :64, 64:] if is_joint else one for one in own.found if one.shape[-1] == (71 if is_joint else 7)]
+    assert len(layers) == 6
+    found = word_heat_map(recording, 4, (16, 16))
+    torch.testing.assert_close(
+        found, join_by_daam([layers[n : n + 2] for n in (0, 2, 4)], -1, 4, (16, 16)), rtol=0, atol=100 * EQUAL
     )

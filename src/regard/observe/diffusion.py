@@ -1,11 +1,12 @@
-"""Which pixels a word of the prompt was drawn in: the cross attention of a diffusion model over its steps, as DAAM joins it.
+"""Which pixels a word of the prompt was drawn in: the attention of a diffusion model over its steps, as DAAM joins it.
 
 Tang et al., What the DAAM: Interpreting Stable Diffusion Using Cross Attention, 2022, https://arxiv.org/abs/2210.04885: the
 weights that each head of each cross attention gives a word are a picture of the latents; each is enlarged to the same size by
-bicubic interpolation, and all are added up. Of a UNet the down and up blocks count, as in the paper.
+bicubic interpolation, and all are added up. Of a UNet the down and up blocks count, as in the paper. Where words and pixels are
+one sequence, as in Stable Diffusion 3 and Flux, it is the part of self-attention by which pixels look at words.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from regard.errors import ConfigError, ShapeError
 from regard.mechanism.arguments import check_count, check_index, check_instance, check_integer, check_sequence
+from regard.observe.places import EMPTY, PatchGrid, Place, select_key_places
 from regard.observe.recording import Recording
 from regard.observe.run import Run
 
@@ -27,7 +29,9 @@ def word_heat_map(recording: Recording, word: int, size: tuple[int, int], row: i
     the height and width of the latents or of the image, and `row` the sequence of the batch: the last one by default, which
     with classifier-free guidance is that of the prompt. Values below 0, which bicubic interpolation makes, are set to 0 in each
     layer and head after the steps are added up, as in the authors' code.
-    Raises ConfigError without cross attention, or if a layer of it calls attention several times in one forward (slices of
+    Where words and patches of the image are one sequence, `recording.places` states which are patches, and the words are the
+    others, in order.
+    Raises ConfigError without such attention, or if a layer of it calls attention several times in one forward (slices of
     the heads, an image beside the prompt), and ShapeError for one whose queries are no picture of these proportions.
     """
     check_instance("recording", recording, Recording)
@@ -35,10 +39,16 @@ def word_heat_map(recording: Recording, word: int, size: tuple[int, int], row: i
         raise ConfigError(f"size must be (height, width); got {len(size)} numbers.")
     height, width = (check_count("size", one, most=LARGEST_SIDE) for one in size)
     total: dict[str, Tensor] = {}
-    for name, weights in iterate_columns(recording, check_integer("word", word), check_integer("row", row)):
+    word, row = check_integer("word", word), check_integer("row", row)
+    kind = "cross" if any(run.layers("cross") for run in recording.runs) else "self"
+    for name, weights in iterate_columns(recording, kind, word, row):
         total[name] = weights if name not in total else total[name] + weights
     if not total:
-        raise ConfigError("no cross attention to the words of a prompt was recorded: record the denoiser, e.g. pipeline.unet.")
+        raise ConfigError(
+            "no cross attention to the words of a prompt was recorded: record the denoiser, e.g. pipeline.unet. Where words "
+            "and patches are one sequence, set recording.places = "
+            "regard.PatchGrid(rows, columns, start=number of the first patch)."
+        )
     found = torch.zeros(height, width, dtype=torch.float64)
     for name, weights in total.items():
         pictures = arrange_picture(weights, height, width, name)
@@ -46,21 +56,36 @@ def word_heat_map(recording: Recording, word: int, size: tuple[int, int], row: i
     return found
 
 
-def iterate_columns(recording: Recording, word: int, row: int) -> Iterator[tuple[str, Tensor]]:
-    """Yield the name of each cross attention of each step, and the weights (h, q) that its queries give a word."""
+def iterate_columns(recording: Recording, kind: str, word: int, row: int) -> Iterator[tuple[str, Tensor]]:
+    """Yield the name of each layer of each step that attends to words, and the weights (h, q) that its pixels give a word."""
     for run in recording.runs:
-        check_single_calls(run)
+        check_single_calls(run, kind)
         for call in run.softmax_calls:
-            if call.kind == "cross" and MIDDLE not in call.name:
-                batch, _, _, words = call.map.shape
-                place = check_index("row", row, batch, "the batch"), check_index("word", word, words, "the prompt")
-                yield call.name, call.map[place[0], :, :, place[1]].double()
+            if call.kind != kind or MIDDLE in call.name:
+                continue
+            batch, _, queries, keys = call.map.shape
+            pixels, words = torch.arange(queries), torch.arange(keys)
+            if kind == "self":
+                pixels, words = split_sequence(select_key_places(recording.places, kind, call.name), queries, keys)
+            if len(words):
+                place = int(words[check_index("word", word, len(words), "the prompt")])
+                yield call.name, call.map[check_index("row", row, batch, "the batch"), :, pixels, place].double()
 
 
-def check_single_calls(run: Run) -> None:
-    """Raise ConfigError if a cross attention makes several calls in one forward: some may be of other rows, or of no words."""
-    for name, kind, _, index in run.histories:
-        if kind == "cross" and MIDDLE not in name and index:
+def split_sequence(places: Sequence[Place], queries: int, keys: int) -> tuple[Tensor, Tensor]:
+    """Return which tokens are the patches of an image, row by row, and which are words; none without a grid."""
+    none = torch.arange(0)
+    grid = places[0] if len(places) == 1 else None
+    if not isinstance(grid, PatchGrid) or grid.windows > 1 or not grid.has_queries or queries != keys:
+        return none, none
+    patches = grid.locate_tokens(keys)[0]
+    return patches.argsort(stable=True)[(patches == EMPTY).sum() :], (patches == EMPTY).nonzero()[:, 0]
+
+
+def check_single_calls(run: Run, kind: str) -> None:
+    """Raise ConfigError if a layer makes several calls in one forward: some may be of other rows, or of no words."""
+    for name, own, _, index in run.histories:
+        if own == kind and MIDDLE not in name and index:
             raise ConfigError(
                 f"{name} calls attention several times in one forward, for slices of its heads or for an image beside the "
                 "prompt, so that a word cannot be told from its number: record without attention slicing and image prompts."
