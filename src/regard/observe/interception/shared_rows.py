@@ -1,9 +1,9 @@
-"""Interception of attention of transformers that weighs values without pairs of queries and keys.
+"""Interception of attention of transformers and timm that weighs values without pairs of queries and keys.
 
 Autoformer weighs delays: each query sees the value that lies a delay after it, around the end, and all queries share the
-weights. MobileViTV2 weighs tokens, once for all queries; SwiftFormer adds all tokens up. The weights are those of
-the softmax that ran, and the product with the values is compared with what the module computed.
-transformers is never imported here.
+weights. MobileViTV2 weighs tokens, once for all queries; SwiftFormer adds all tokens up, with weights of one norm in timm. The
+weights are those of the function that ran, and the product with the values is compared with what the module computed.
+Neither package is imported here.
 """
 
 import sys
@@ -23,8 +23,16 @@ from regard.observe.interception.patching import AttributePatch
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall, RecurrenceFactors, sample_state
 
-MODELS = "transformers.models"
-KEPT = ("softmax", "topk", "gather", "roll", "split", "sum", "linear")  # functions whose arguments and results are read
+KEPT = (
+    "softmax",
+    "normalize",
+    "topk",
+    "gather",
+    "roll",
+    "split",
+    "sum",
+    "linear",
+)  # functions whose arguments and results are read
 Run = tuple[tuple[Any, ...], dict[str, Any], Any]  # arguments and result of a function that ran
 Runs = dict[str, list[Run]]
 
@@ -54,12 +62,11 @@ def log_functions() -> Iterator[Runs]:
 def build_patches() -> list[AttributePatch]:
     """Return the attribute patches for those of the modules that the program has imported."""
     patches: list[AttributePatch] = []
-    for (family, name), reader in READERS.items():
-        owner = getattr(sys.modules.get(f"{MODELS}.{family}.modeling_{family}"), name, None)
+    for (module, name), reader in READERS.items():
+        owner = getattr(sys.modules.get(module), name, None)
         if owner is not None and "forward" in vars(owner):
-            patches.append(
-                (owner, "forward", wrap_method(vars(owner)["forward"], reader, f"{family}: one row of weights", log_functions))
-            )
+            kernel = f"{module.split('.')[2]}: one row of weights"
+            patches.append((owner, "forward", wrap_method(vars(owner)["forward"], reader, kernel, log_functions)))
     return patches
 
 
@@ -88,12 +95,15 @@ def read_tokens(
     kernel: str, module: Any, arguments: dict[str, Any], runs: Runs, result: Any
 ) -> tuple[AttentionCall, CallAdapter]:
     """Read a call of MobileViTV2's attention: weights (b, 1, p, n) of n patches, for each of p pixels in a patch."""
+    if arguments.get("x_prev") is not None:
+        raise UnreadableError("its queries are tokens of another feature map than its keys")
+    dropout = module.attn_dropout if hasattr(module, "attn_dropout") else module.attn_drop
     weights, v = (move_channels(x) for x in (runs["softmax"][0][2].detach(), runs["split"][0][2][1].detach()))
     matrix = weights.mT  # (b p, 1, 1, n): one row for all queries
     call = build_call(kernel, module, matrix, v, v.shape[2])
     call.is_cross = False
     call.note = "all queries share one row of weights, and each multiplies what it gets by a gate, which the map leaves out"
-    if not (module.training and module.attn_dropout.p):
+    if not (module.training and dropout.p):
         check_context(matrix, v, move_channels(runs["sum"][0][2].detach()))
     return call, CallAdapter(lambda: result)
 
@@ -106,15 +116,19 @@ def move_channels(x: Tensor) -> Tensor:
 def read_sum(
     kernel: str, module: Any, arguments: dict[str, Any], runs: Runs, result: Any
 ) -> tuple[RecurrenceCall, CallAdapter]:
-    """Read a call of SwiftFormer's attention: a softmax over one entry, so that its weights (b, n, 1) of n tokens are all 1."""
-    weights, product, total = (x.detach() for x in (runs["softmax"][0][2], runs["sum"][0][0][0], runs["sum"][0][2]))
-    v, row = (product / weights)[:, None], weights.mT[:, None]
+    """Read a call of SwiftFormer's attention: a softmax over one entry, so that its weights (b, n, 1) of n tokens are all 1.
+
+    In timm they are numbers with a norm of 1 over the tokens.
+    """
+    has_softmax = bool(runs["softmax"])
+    found, queries = runs["softmax"][0][2] if has_softmax else runs["normalize"][2][2], runs["normalize"][0][2]
+    weights, product, total = (x.detach() for x in (found, runs["sum"][0][0][0], runs["sum"][0][2]))
+    v, row = (product / weights if has_softmax else queries.detach())[:, None], weights.mT[:, None]
     t = v.shape[2]
-    outputs = total[:, None, None].expand(-1, -1, t, -1)
+    outputs = total.view(len(v), 1, 1, -1).expand(-1, -1, t, -1)
     matrix = StoredMatrix(entries=row.expand(-1, -1, t, -1), title="a sum of all tokens")
-    note = (
-        f"it is a sum of all tokens, since its softmax is over one entry: {matrix.entries.numel() * row.element_size():,} bytes"
-    )
+    why = "since its softmax is over one entry" if has_softmax else "with weights of one norm"
+    note = f"it is a sum of all tokens, {why}: {matrix.entries.numel() * row.element_size():,} bytes"
     check_context(row, v, outputs[:, :, :1])
     factors = RecurrenceFactors(matrix, v, outputs, sample_state(v), note=note)
     return RecurrenceCall(kernel, None, lambda: factors, must_continue=False), CallAdapter(lambda: result)
@@ -140,7 +154,9 @@ def check_context(matrix: Tensor, v: Tensor, context: Tensor) -> None:
 
 
 READERS: dict[tuple[str, str], Callable[..., Any]] = {
-    ("autoformer", "AutoformerAttention"): read_delays,
-    ("mobilevitv2", "MobileViTV2LinearSelfAttention"): read_tokens,
-    ("swiftformer", "SwiftFormerEfficientAdditiveAttention"): read_sum,
+    ("transformers.models.autoformer.modeling_autoformer", "AutoformerAttention"): read_delays,
+    ("transformers.models.mobilevitv2.modeling_mobilevitv2", "MobileViTV2LinearSelfAttention"): read_tokens,
+    ("transformers.models.swiftformer.modeling_swiftformer", "SwiftFormerEfficientAdditiveAttention"): read_sum,
+    ("timm.models.mobilevit", "LinearSelfAttention"): read_tokens,
+    ("timm.models.swiftformer", "EfficientAdditiveAttention"): read_sum,
 }
