@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch import nn
 from transformers import GPTNeoConfig, GPTNeoForCausalLM
 
 from observe.models import CACHE, WINDOW, WORDS, bart, gpt2, llama, mistral, words
@@ -210,6 +211,27 @@ def test_a_change_that_matches_no_call_gives_a_warning():
         intervene(model, KnockOut(9)),
     ):
         logits(model, words(1, 5))
+
+
+class TalkingHeads(nn.Module):
+    """Attention of two heads that are mixed after the softmax."""
+
+    def __init__(self):
+        super().__init__()
+        self.project, self.mixing = nn.Linear(8, 24), nn.Parameter(torch.randn(2, 2))
+
+    def forward(self, x):
+        q, k, v = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in self.project(x).chunk(3, -1))
+        weights = torch.einsum("bhqk,gh->bgqk", (q @ k.mT).softmax(-1), self.mixing)
+        return (weights @ v).transpose(1, 2).flatten(2)
+
+
+def test_the_warning_says_that_attention_without_a_softmax_stays_unchanged():
+    model, x = nn.Sequential(TalkingHeads()), torch.randn(2, 7, 8)
+    expected = model(x)
+    told = pytest.warns(UserWarning, match=r"0: its weights are no softmax over the keys \(.*\), and stay unchanged")
+    with told, intervene(model, KnockOut(layer=0, head=1)):
+        assert torch.equal(model(x), expected)
 
 
 def test_a_number_of_a_layer_of_the_encoder_and_one_of_the_decoder_is_refused():

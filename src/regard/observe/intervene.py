@@ -80,7 +80,9 @@ class Intervention:
         """Do nothing when a generation ends."""
 
     def handle_recurrence(self, call: RecurrenceCall, name: str) -> None:
-        """Do nothing when a recurrence ran: it stays unchanged."""
+        """Note weights by hand that are no softmax. They stay unchanged, as recurrences do, which no change is about."""
+        if call.kernel.startswith("by hand"):
+            self.missed.setdefault(name, f"its weights are no softmax over the keys ({call.kernel}), and stay unchanged")
 
     def may_miss(self, module: nn.Module) -> bool:
         """Return False: modules without attention are not changed."""
