@@ -1,5 +1,6 @@
 """The Generate view: words come one by one, each with what it looked at and what else was likely; it stops when told to."""
 
+import re
 from concurrent.futures import Future
 from threading import Event
 from time import sleep
@@ -79,9 +80,16 @@ def bars(page, which: int) -> list[tuple[str, float]]:
 
 def test_the_page_says_what_comes_until_there_are_words(open_page, address):
     page = wait_until_quiet(open_page(f"{address}#view=generate"))
-    hint = page.get_by_text("The model continues the text, one word at a time.")
+    hint = page.get_by_text("The model continues the text, one token at a time:")
     assert hint.is_visible()
     assert not generate_text(page).get_by_text(hint.inner_text()).is_visible()
+
+
+def test_what_is_counted_sampled_and_selected_is_a_token(open_page, address):
+    page = generate_text(open_page(f"{address}#view=generate"))
+    assert page.locator(".generate-settings").inner_text().startswith("tokens")
+    for part in (".generate-settings", ".generate-side", "#caption"):
+        assert not re.search(r"\bwords?\b", page.locator(part).inner_text(), re.IGNORECASE)
 
 
 def test_the_words_are_those_that_the_model_writes(open_page, address, model):
@@ -115,7 +123,7 @@ def test_words_come_at_once_and_what_they_looked_at_once_the_text_is_read(open_p
     page.get_by_role("button", name="Generate").click()
     wait_until(page, f"document.querySelectorAll('.generate-came .word').length === {COUNT}")
     page.locator(".generate-came .word").nth(2).click()
-    assert page.locator(".generate-side h2").inner_text() == f"Word ‘{came(page)[2]}’"
+    assert page.locator(".generate-side h2").inner_text() == f"Token ‘{came(page)[2]}’"
     assert len(bars(page, 1)) == 5
     assert (bars(page, 0), bars(page, 2)) == ([], [])
     assert page.locator(".generate-causes .note").all_inner_texts() == ["Known once the text is complete."] * 2
@@ -125,7 +133,7 @@ def test_words_come_at_once_and_what_they_looked_at_once_the_text_is_read(open_p
     wait_until(page, "document.querySelector('.generate-moves').ariaBusy === 'false'")
     shown = [bars(page, which) for which in range(3)]
     assert [len(one) for one in shown] == [4, 5, 4]
-    assert page.locator(".generate-side h2").inner_text() == f"Word ‘{came(page)[2]}’"
+    assert page.locator(".generate-side h2").inner_text() == f"Token ‘{came(page)[2]}’"
     written = came(page)
     page.reload()
     page.wait_for_selector(".generate-after a")
@@ -256,7 +264,7 @@ def test_what_the_words_of_a_stopped_text_looked_at_is_known_as_of_one_of_that_l
     page.get_by_role("button", name="Generate").wait_for()
     count = page.locator(".generate-came .word").count()
     assert 0 < count < 160
-    assert page.locator(".generate-count").inner_text() == f"Stopped after {count} word{'s' * (count > 1)}."
+    assert page.locator(".generate-count").inner_text() == f"Stopped after {count} token{'s' * (count > 1)}."
     page.locator(".generate-came .word").nth(0).click()
     wait_until(page, "document.querySelector('.generate-moves').ariaBusy === 'false'")
     shown = [bars(page, which) for which in range(3)]
@@ -339,7 +347,7 @@ def test_stop_before_the_first_word_is_told(open_page, serving):
     page.keyboard.press("Escape")
     page.get_by_role("button", name="Generate").wait_for()
     stopped.set()
-    assert page.locator(".generate-after").inner_text() == "Stopped before the first word."
+    assert page.locator(".generate-after").inner_text() == "Stopped before the first token."
 
 
 def test_of_a_long_beginning_the_words_that_come_are_in_sight(open_page, address):

@@ -403,7 +403,7 @@ def test_what_the_buttons_of_heads_and_the_settings_of_generate_do_stands_beside
     assert "what heads do on any text" in open_view("heads", "laptop").locator(".heads-controls .note").inner_text()
     for screen in ("laptop", "phone"):
         assert (
-            "always takes the likeliest word" in open_view("generate", screen).locator(".generate-settings .note").inner_text()
+            "always takes the likeliest token" in open_view("generate", screen).locator(".generate-settings .note").inner_text()
         )
 
 

@@ -185,7 +185,7 @@ def test_a_tap_on_a_word_that_came_tells_of_it_and_another_lets_it_go(phone):
     assert last.get_attribute("data-n") == str(came.count() - 1)
     came.nth(1).tap()
     wait_until(page, "document.querySelector('.generate-came [aria-current=true]')?.dataset.n === '1'")
-    assert page.locator(".generate-side h2").inner_text() == f"Word ‘{came.nth(1).inner_text()}’"
+    assert page.locator(".generate-side h2").inner_text() == f"Token ‘{came.nth(1).inner_text()}’"
     chosen = page.locator(".generate-chosen")
     assert chosen.locator("> :first-child").inner_text() == came.nth(1).inner_text()
     share = chosen.locator(".numbers").inner_text()

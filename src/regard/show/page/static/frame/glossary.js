@@ -23,9 +23,9 @@ export const TERMS = {
   "Probe the model": "Run the model on random words that are repeated: what its heads do on any text, not only on this one.",
   "Who may see whom?": "Change each word in turn, and see which others notice: none may notice a word that comes later.",
   rollout: "The weights of all layers up to this one together: how much each patch counts for the selected one, where half of each layer passes on what it got.",
-  words: "The maximum number of words to write.",
-  "temperature of sampling": "0 always takes the likeliest word, 1 draws words by the model’s probabilities, 2 by flatter ones.",
-  seed: "The start of the random numbers: the same seed writes the same words.",
+  tokens: "The maximum number of tokens to write. A token is a word or a piece of one.",
+  "temperature of sampling": "0 always takes the likeliest token, 1 draws tokens by the model’s probabilities, 2 by flatter ones.",
+  seed: "The start of the random numbers: the same seed writes the same tokens.",
   "as a chat": "Put the prompt into the model’s own chat template, as a message that it answers.",
 };
 
@@ -38,7 +38,7 @@ const OF_VIEWS = {
   map: ["marks in words", "layer", "head", "mean, max", "spread of each row", "score", "rank", ...SHOWN, "head off", "skip first word", "log, linear"],
   steps: ["marks in words", "layer", "head", "mask", "divide by √d", "temperature", ...SHOWN],
   compare: ["marks in words", "layer", "head", ...SHOWN, "log, linear"],
-  generate: ["marks in words", "words", "temperature of sampling", "seed", "as a chat", ...SHOWN],
+  generate: ["marks in words", "tokens", "temperature of sampling", "seed", "as a chat", ...SHOWN],
 };
 
 const OF_TEXTS = ["marks in words", "pull", "cut", "logit", "Probe the model"]; // what they speak of are words on every page

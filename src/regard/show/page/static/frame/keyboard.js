@@ -57,7 +57,7 @@ const PICTURES = {
   map: "One head whole: a row for each word that looks (query), a column for each word looked at (key). The bars at the side say how spread the attention of each word is, those below how much each word receives.",
   steps: "The computation of one head, a step at a time. At the side, how one weight came about: the numbers of the query and of the key, their products, which add up to the score, its place in the softmax, and what it adds to the new vector.",
   compare: "Two heads, texts or models, and their difference: the first has more where it is orange, the second where it is blue.",
-  generate: "Each word that the model wrote, with the words it looked at, those that moved it, and the likeliest alternatives.",
+  generate: "Each token that the model wrote, a word or a piece of one, with the tokens it looked at, those that moved it, and the likeliest alternatives.",
 };
 
 // Render what the picture of the view shows.

@@ -212,21 +212,21 @@ async function endStory(it) {
 
 // Return the message of a stopped run, which has no recording, with a link that opens its text in Type.
 function makeStopError({ app, written, begun }, asked) {
-  if (!written.length) return asked ? "Stopped before the first word." : "";
+  if (!written.length) return asked ? "Stopped before the first token." : "";
   const text = begun + written.map((one) => one.word).join("");
   return el("span", {}, asked ? "Stopped. " : "", el("a", { href: app.link({ view: "type", text: text.slice(0, LINKED), r: null, heat: null }) }, "Open this text in Type"), ".");
 }
 
 function describePicture({ app, written, picked, made }, n) {
   const { word, probability } = written[n];
-  const more = !made ? "." : picked === null ? "; select a word to see what it looked at and what moved it." : "; click it again to deselect it.";
+  const more = !made ? "." : picked === null ? "; select a token to see what it looked at and what moved it." : "; click it again to deselect it.";
   app.caption(app.el("b", {}, quoteWord(word)), ` had the probability ${formatPercent(probability)}`, more);
 }
 
 const listKeys = (it) => [
-  ["ArrowRight", "next word", () => stepToken(it, 1)],
-  ["ArrowLeft", "previous word", () => stepToken(it, -1)],
+  ["ArrowRight", "next token", () => stepToken(it, 1)],
+  ["ArrowLeft", "previous token", () => stepToken(it, -1)],
   ["s", "stop", () => stopGeneration(it)],
   ["i", "edit the prompt", () => it.page.form.elements.text.focus()],
-  ["Escape", "stop, or deselect the word", () => unpickToken(it)],
+  ["Escape", "stop, or deselect the token", () => unpickToken(it)],
 ];

@@ -8,9 +8,9 @@ import { createPromptForm } from "./prompt_form.js";
 
 const NEAR = 60; // maximum pixels from the end of the text at which it scrolls along with new words
 
-const HINT = "The model continues the text, one word at a time. Then select a word of it to see where the model looked, and which other words were likely there.";
+const HINT = "The model continues the text, one token at a time: a word or a piece of one. Then select a token to see where the model looked, and which others were likely there.";
 
-const COMPILING = "The code that writes the words is being prepared for this processor, which takes up to half a minute the first time; then the words come.";
+const COMPILING = "The code that writes the text is being prepared for this processor, which takes up to half a minute the first time.";
 
 // Build the layout; user input calls run, stop and pick(n).
 export function buildLayout(app, { run, stop, pick }) {
@@ -41,11 +41,11 @@ export function buildLayout(app, { run, stop, pick }) {
     read: text.read,
     shade: text.shade,
     moved: word.moved,
-    count: (n, all) => (progress.textContent = n < all ? `${n} of ${all} words` : `${n} words; the model reads them once more, to see where it looked.`),
+    count: (n, all) => (progress.textContent = n < all ? `${n} of ${all} tokens` : `${n} tokens; the model reads them once more, to see where it looked.`),
     compiling: () => (progress.textContent = COMPILING),
     finished: () => (progress.textContent = ""),
-    stopped: (n) => (progress.textContent = `Stopped after ${n} ${n === 1 ? "word" : "words"}.`),
-    ended: (n) => (progress.textContent = `${n} words; the model ended the text here.`),
+    stopped: (n) => (progress.textContent = `Stopped after ${n} ${n === 1 ? "token" : "tokens"}.`),
+    ended: (n) => (progress.textContent = `${n} ${n === 1 ? "token" : "tokens"}; the model ended the text here.`),
     look(line, n, { isPinned, ...known }) {
       word.show(line, known);
       text.mark(n, isPinned);
@@ -58,7 +58,7 @@ export function buildLayout(app, { run, stop, pick }) {
 function createGeneratedText(pick) {
   const prompt = el("span", { class: "generate-prompt" });
   const came = el("span", { class: "generate-came" });
-  const element = el("div", { class: "words generate-words", role: "group", "aria-label": "Text: select a generated word to see its attention" }, prompt, came);
+  const element = el("div", { class: "words generate-words", role: "group", "aria-label": "Text: select a generated token to see its attention" }, prompt, came);
   const findWord = (n) => came.querySelector(`[data-n="${n}"]`);
 
   came.addEventListener("click", (event) => {

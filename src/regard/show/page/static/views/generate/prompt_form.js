@@ -6,7 +6,7 @@ import { TERMS } from "../../frame/glossary.js";
 import { readModel, renderModelChoice, setModel } from "../../frame/model_choice.js";
 
 const COUNTS = [5, 20, 40, 80, 160, 300];
-const NOTE = "Temperature 0 always takes the likeliest word, 1 draws by the model’s probabilities; the same seed draws the same words.";
+const NOTE = "Temperature 0 always takes the likeliest token, 1 draws by the model’s probabilities; the same seed draws the same tokens.";
 const LETTERS = 72; // maximum number of letters of an example sentence
 
 // Create the form; it calls run({text, tokens, temperature, seed, model, chat}) and stop(). `set` sets how words are sampled, `busy` whether
@@ -63,7 +63,7 @@ function renderSamplingControls(app) {
   };
   const labelControl = (name, control, beside, title) => el("label", { class: "control", title }, el("span", { class: "name" }, name), control, beside);
   const element = el("div", { class: "generate-settings" },
-    labelControl("words", tokens, null, TERMS.words),
+    labelControl("tokens", tokens, null, TERMS.tokens),
     labelControl("temperature", warmth, told, TERMS["temperature of sampling"]),
     labelControl("seed", seed, null, TERMS.seed));
   const models = app.start.models.filter(({ writes }) => writes);

@@ -10,16 +10,16 @@ const LATER = "Known once the text is complete.";
 const NEVER = "Not known: the model did not read this text as a whole.";
 const LOOKED = "Weights: the mean over the heads of the last layers.";
 const NOTES = {
-  pull: "Weight times gradient, summed over all words and heads: + raised its logit, − lowered it.",
-  cut: "The change of its logit, to first order, if no word could see this one: + is a rise, − a fall.",
-  carried: "The weight times the length of what the word writes, the mean over the same heads.",
+  pull: "Weight times gradient, summed over all tokens and heads: + raised its logit, − lowered it.",
+  cut: "The change of its logit, to first order, if no token could see this one: + is a rise, − a fall.",
+  carried: "The weight times the length of what the token writes, the mean over the same heads.",
 };
 
 export function createTokenPanel() {
   const [looked, moves, likely] = ["generate-list generate-looked", "generate-list generate-moves", "generate-list"].map((name) => el("ol", { class: name }));
   const which = el("h2");
   const [title, note, lookedNote] = [el("h3", {}, TITLES.pull), el("p", { class: "note" }), el("p", { class: "note" })];
-  const element = el("aside", { class: "generate-side", "aria-label": "Selected word", hidden: true }, which,
+  const element = el("aside", { class: "generate-side", "aria-label": "Selected token", hidden: true }, which,
     el("div", { class: "generate-causes" },
       el("section", {}, el("h3", {}, "looked at"), looked, lookedNote),
       el("section", {}, title, moves, note)),
@@ -30,7 +30,7 @@ export function createTokenPanel() {
   function show(line, { isWritten, isStopped }) {
     const { word, probability, likeliest, looked: places = [] } = line;
     element.hidden = false;
-    which.replaceChildren("Word ", quoteWord(word));
+    which.replaceChildren("Token ", quoteWord(word));
     looked.replaceChildren(...markTwins(places).map((one) => renderCause(one, one.weight / places[0].weight, formatThreeDigits(one.weight))));
     const missing = isStopped ? NEVER : LATER;
     lookedNote.textContent = line.looked ? LOOKED : missing;
