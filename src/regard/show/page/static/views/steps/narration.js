@@ -52,12 +52,15 @@ function describeMasking({ capped, masked }) {
 }
 
 // Describe what happened to one query at each step: one sentence per step, by its name. `places` are the positions of the
-// columns if they are only some of the words.
+// columns if they are only some of the words: then the sentences are about these.
 export function writeSentences(steps, rows, columns, query, places) {
   const asks = makeNamer(rows)(query);
   const name = makeNamer(columns, places);
   const told = {};
-  for (const step of listActiveSteps(steps)) told[step] = SAID[step](steps, query, asks, name, rows.length * columns.length);
+  for (const step of listActiveSteps(steps)) {
+    const sentence = SAID[step](steps, query, asks, name, rows.length * columns.length);
+    told[step] = places && step !== "context" ? `Of these ${columns.length} words, ${sentence[0].toLowerCase()}${sentence.slice(1)}` : sentence;
+  }
   return told;
 }
 

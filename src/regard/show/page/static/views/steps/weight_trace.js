@@ -54,7 +54,7 @@ function listStrips(found, { problem, steps, query, key, nameKey }, i, j) {
     { name: "q", group: "width", title: `q of ${query}`, values: found.q },
     { name: "k", group: "width", title: `k of ${key}`, values: found.k },
     { name: "products", group: "width", title: product, values: found.products },
-    { name: "weights", group: "keys", title: `all weights of ${query}`, values: found.weights, lit: j, nameBar: nameKey, seen: steps.masked[i].map((score) => score !== -Infinity) },
+    { name: "weights", group: "keys", title: `${problem.partial ? `the ${found.weights.length} largest` : "all"} weights of ${query}`, values: found.weights, lit: j, nameBar: nameKey, seen: steps.masked[i].map((score) => score !== -Infinity) },
     { name: "value", group: "value", title: `v of ${key}`, values: found.value },
     { name: "added", group: "value", title: hidden ? "hidden: nothing is added to the context" : "weight · v, in the context (outlined)", values: found.added, behind: found.context },
   ];
