@@ -215,7 +215,7 @@ DRAWN = """{ // each text that is drawn, and the ends of its line on the canvas
 }"""
 
 
-@pytest.mark.parametrize("size", [(1000, 560), (900, 620)])
+@pytest.mark.parametrize("size", [(1000, 560), (900, 620), (768, 900), (360, 800)])
 def test_the_first_place_is_0_and_what_is_written_beside_a_map_fits(open_page, serving, size):
     tokens = 29  # too many for words in these windows
     session = Session(record_layers(*draw_queries_and_keys(1, 1, tokens), space_words(PLAIN, tokens)))
@@ -223,11 +223,21 @@ def test_the_first_place_is_0_and_what_is_written_beside_a_map_fits(open_page, s
     page.add_init_script(DRAWN)
     page.set_viewport_size(dict(zip(("width", "height"), size, strict=True)))
     wait_until_settled(page.reload() and page)
-    wait_until(page, "window.drawn.some(([text]) => text.startsWith('spread of each row'))")
     wait_until_quiet(page)
+    assert any(text.startswith("spread of each row") for text, *_ in page.evaluate("window.drawn"))
     box, drawn = page.locator("canvas").bounding_box(), page.evaluate("window.drawn")
     texts = [text for text, *_ in drawn]
+    assert any("each column" in text for text in texts)
     assert texts.count("0") >= 2
     assert "-0" not in texts
     for text, *ends in drawn:
         assert all(0 <= at <= most for at, most in zip(ends, 2 * (box["width"], box["height"]), strict=True)), text
+
+
+def test_the_entropy_of_a_single_word_is_0(open_page, serving):
+    session = Session(record_layers(*draw_queries_and_keys(1, 1, 1), space_words(PLAIN, 1)))
+    page = wait_until_settled(open_page(f"{serving(session)}#view=map&layer=0&head=0", height=1000))
+    page.add_init_script(DRAWN)
+    wait_until_settled(page.reload() and page)
+    told = {text for text, *_ in page.evaluate("window.drawn") if text.startswith("spread")}
+    assert told == {"spread of each row, up to 1.00 words (entropy 0.00 nats)"}

@@ -7,11 +7,12 @@ import { formatPlainWord } from "../../drawing/words.js";
 
 export const READ = 13; // minimum pixels per token for words
 const WRITTEN = 40; // minimum pixels per token for numbers
+const ROUNDING = 1e-5; // nats, above the rounding of an entropy of 0 in float32
 
 // Return the rectangle for the plane, between its words and its profiles, on a sheet of a size.
 export function measureRoom({ width, height }) {
   const narrow = width < 560;
-  const [left, top, right, bottom] = narrow ? [74, 66, 30, 40] : [118, 92, 56, 52];
+  const [left, top, right, bottom] = narrow ? [74, 66, 30, 46] : [118, 92, 56, 52];
   return { x: left, y: top, width: Math.max(40, width - left - right), height: Math.max(40, height - top - bottom) };
 }
 
@@ -141,29 +142,34 @@ function roundStep(value) {
   return [1, 2, 5, 10].find((digit) => digit * power >= value) * power;
 }
 
-// Draw the entropy of each row at the right, and the attention that each column receives below.
+// Draw the entropy of each row at the right, and the attention that each column receives below, with what they are.
 function drawProfiles(pen, at, box, inks) {
   const { camera } = at;
   const [fill, size] = [formatColor(shadeWeight(0.55)), 11];
   const narrow = at.size.width < 560;
   const deep = narrow ? 20 : 36;
+  const low = deep - 12;
   const side = at.profiles?.rows?.entropy;
   const under = at.profiles?.columns?.received;
+  const [x, y] = [box.x + box.width + 6, box.y + box.height + 6];
+  const measure = (text) => 0.55 * size * text.length;
+  let room = at.size.width - box.x; // pixels for the line below
   if (side) {
-    const most = Math.max(...side, 1e-9);
-    const x = box.x + box.width + 6;
-    pen.clip(x, box.y, deep, box.height, () => drawSteps(side, at.queries, (place, value) => [x + (deep * value) / most, camera.down(place)], (place) => [x, camera.down(place)], pen, fill));
-    const told = [at.inUnits(`spread of each row, up to ${formatThreeDigits(Math.exp(most))} words`), ` (entropy ${formatThreeDigits(most)} nats)`];
-    const letters = (at.size.height - box.y) / (0.55 * size); // that fit below the top of the map
-    if (!narrow) pen.text(told.join("").length <= letters ? told.join("") : told[0], x + deep + 8, box.y, { size, fill: inks.faint, turn: 90 });
+    const most = Math.max(...side);
+    pen.clip(x, box.y, deep, box.height, () => drawSteps(side, at.queries, (place, value) => [x + (deep * value) / Math.max(most, ROUNDING), camera.down(place)], (place) => [x, camera.down(place)], pen, fill));
+    const short = at.inUnits(`spread of each row, up to ${formatThreeDigits(Math.exp(most))} words`);
+    const long = `${short} (entropy ${formatThreeDigits(most < ROUNDING ? 0 : most)} nats)`;
+    const told = measure(long) <= at.size.height - box.y ? long : short;
+    if (narrow) pen.text(`${short} (at the right)`, 8, y + low + 22, { size, fill: inks.faint });
+    else pen.text(told, x + deep + 8, box.y, { size, fill: inks.faint, turn: 90 });
+    if (!narrow && measure(told) > box.height) room = box.width + deep + 6; // else the lines would cross
   }
   if (under) {
     const most = Math.max(...under, 1e-9);
-    const y = box.y + box.height + 6;
-    const low = deep - 12;
     pen.clip(box.x, y, box.width, low, () => drawSteps(under, at.keys, (place, value) => [camera.across(place), y + (low * value) / most], (place) => [camera.across(place), y], pen, fill));
-    const told = `attention that each column receives, up to ${formatThreeDigits(most)}`;
-    if (box.width > 240) pen.text(told, box.x, y + low + 9, { size, fill: inks.faint });
+    const told = ["attention that each column receives", "received by each column"].map((text) => `${text}, up to ${formatThreeDigits(most)}`);
+    const fit = narrow ? told[0] : told.find((text) => measure(text) <= room);
+    if (fit) pen.text(fit, narrow ? 8 : box.x, y + low + 9, { size, fill: inks.faint });
   }
 }
 
