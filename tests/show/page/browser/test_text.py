@@ -172,6 +172,7 @@ def test_a_word_is_found_by_its_letters(open_page, address):
     page.keyboard.press("/")
     page.get_by_role("searchbox").fill("w8765")
     wait_until(page, "document.querySelectorAll('.found button').length === 1")
+    assert page.locator(".found button span >> nth=1").inner_text() == "w8764 w8765 w8766"
     page.keyboard.press("Enter")
     wait_until(page, "location.hash.includes('q=8765')")
     wait_until(page, "document.querySelector('.word.selected')?.textContent === ' w8765'")

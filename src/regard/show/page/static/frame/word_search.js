@@ -48,9 +48,11 @@ export function createSearch(app) {
       told.textContent = hits ? `${hits === MOST ? `the first ${MOST}` : hits} found` : app.inUnits("No word contains these letters.");
     }
 
+    // A word stands apart from the one before it if it begins with a space, or is no part of a text: a number, or the name of a patch.
+    const separate = (word) => (/^\s/.test(word ?? "") || !app.book().known(list) || app.unit() !== "word" ? " " : "");
     const row = (place, word, before, after) => el("button", { type: "button", onclick: () => close(place) },
       el("span", { class: "numbers" }, formatCount(place)),
-      el("span", {}, el("span", { class: "note" }, before ?? ""), el("b", {}, formatPlainWord(word, 40)), el("span", { class: "note" }, after ?? "")));
+      el("span", {}, el("span", { class: "note" }, before ?? ""), separate(word), el("b", {}, formatPlainWord(word, 40)), separate(after), el("span", { class: "note" }, after ?? "")));
 
     document.body.append(dialog);
     dialog.showModal();
