@@ -24,6 +24,7 @@ th:first-child, td:first-child { text-align: left; }
 svg { max-width: 100%; height: auto; } svg text { fill: var(--ink); font: 12px var(--sans); }
 svg .axis { stroke: var(--edge); } svg .line { stroke: var(--line); } svg .faint { fill: var(--faint); }
 .s0 { --c: var(--strong); } .s1 { --c: var(--accent); } .s2 { --c: var(--edge); } .s3 { --c: var(--ink); }
+.wide svg { min-width: 44rem; }
 .curve { fill: none; stroke: var(--c); stroke-width: 1.8; } .dot { fill: var(--c); } svg .name { fill: var(--c); }
 .grids { display: flex; flex-wrap: wrap; gap: 1rem 2rem; } figure { margin: 0; } figcaption { font-size: 0.875rem; }
 ol { padding-left: 1.4rem; } li { margin: 0.25rem 0; max-width: 60rem; }
@@ -82,7 +83,7 @@ def draw_budgets(rows: Sequence[Summary]) -> str:
     curves = [
         Curve(kind, sorted((row.keys, row.recall) for row in rows if row.policy.partition("(")[0] == kind)) for kind in kinds
     ]
-    return draw_chart(curves, "keys of a query", "recall")
+    return f'<div class="wide">{draw_chart(curves, "keys of a query", "recall")}</div>'
 
 
 def draw_positions(audit: Audit) -> str:
@@ -90,7 +91,7 @@ def draw_positions(audit: Audit) -> str:
     edges, means = audit.average_by_position("recall", BINS)
     middles, lines = ((edges[:-1] + edges[1:] - 1) / 2).tolist(), means.mean(1).tolist()
     curves = [Curve(label, list(zip(middles, line, strict=True))) for label, line in zip(audit.labels, lines, strict=True)]
-    return draw_chart(curves, "position of the query", "recall", mark=audit.prompt - 0.5)
+    return f'<div class="wide">{draw_chart(curves, "position of the query", "recall", mark=audit.prompt - 0.5)}</div>'
 
 
 def draw_heads(audit: Audit, part: str) -> str:
