@@ -55,6 +55,11 @@ def wait_for_words(page, count: int):
     return page
 
 
+def test_a_single_word_is_one_token(open_page, address):
+    page = type_text(open_page(f"{address}#view=type"), "C")
+    assert "read 1 token, numbered from 0" in page.locator(".type-read").inner_text()
+
+
 def test_the_words_of_a_recording_that_was_given_stand_in_the_text_field_and_can_be_run(open_page, serving, model, right):
     recording, _ = right
     recording.tokens = list(TEXT)

@@ -138,7 +138,7 @@ function renderWords({ app, page }, state, q, { words, asking }) {
   const { queries, keys } = layers[state.layer];
   const { model, notes } = app.summary();
   const marks = explainMarks(words);
-  page.read(`The model ‘${model}’ read ${formatCount(keys)} tokens, numbered from 0${notes?.length ? `. ${notes.join(" ")}` : app.unit() === "word" ? ": words and pieces of words." : "."}${marks && ` ${marks}`}`);
+  page.read(`The model ‘${model}’ read ${formatCount(keys)} ${keys === 1 ? "token" : "tokens"}, numbered from 0${notes?.length ? `. ${notes.join(" ")}` : app.unit() === "word" ? ": words and pieces of words." : "."}${marks && ` ${marks}`}`);
   const pick = (n) => app.go({ q: Math.min(n, queries - 1) }, { replace: true });
   page.words(words, keys, rows === columns ? pick : null);
   page.written(rows === columns ? null : asking, queries, pick);
