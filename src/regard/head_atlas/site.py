@@ -140,7 +140,7 @@ def write_head(atlas: Atlas, documents: DocumentStore, table: Heads, n: int, row
         "<h2>Mean weight by distance</h2>",
         draw_distances(atlas, n),
         "<h2>Top examples</h2>",
-        '<p class="faint">The outlined token is the query; the darker another token, the more of its weight is on it. '
+        '<p class="faint">The outlined token is the query; the stronger the color of another, the more of its weight is on it. '
         "At most one example of a document.</p>",
         *render_examples(atlas, documents, n),
         "<h2>Scores</h2>",

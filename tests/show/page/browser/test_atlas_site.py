@@ -54,6 +54,7 @@ def test_a_head_has_its_page_with_examples_whose_weights_are_shown(open_page, si
     page.wait_for_url(re.compile(r"/1\.0\.html"))
     assert page.inner_text("h1").startswith("Head 1.0 of")
     assert page.locator(".example .query").count() > 0
+    assert "the stronger the color of another" in page.inner_text("body")  # which is brighter in the dark
     weights = page.locator(".example span[title]").evaluate_all("(all) => all.map((one) => Number(one.title))")
     assert weights
     assert all(0 <= weight <= 1 for weight in weights)
