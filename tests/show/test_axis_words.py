@@ -83,3 +83,15 @@ def test_cross_attention_is_shown_where_there_is_nothing_else():
     assert choose_attention_kind(record_translator("transformer"), "cross") == "cross"
     with pytest.raises(ConfigError, match="this recording has no self attention; it has cross"):
         choose_attention_kind(record_translator(), "self")
+
+
+def test_of_attention_without_a_softmax_it_is_said_how_to_see_it():
+    class Linear(torch.nn.Module):
+        def forward(self, q, k, v):
+            return (torch.relu(q @ k.mT).tril()) @ v
+
+    with regard.record(model := Linear()) as recording:
+        model(*torch.randn(3, 1, 2, 5, 4))
+    message = r"^this recording has no self attention\. Not drawn here: one layer attends without a softmax\. recording\.map"
+    with pytest.raises(ConfigError, match=message):
+        choose_attention_kind(recording)

@@ -23,7 +23,8 @@ def choose_attention_kind(recording: Recording, requested: str | None = None) ->
     implicit = describe_implicit_layers(recording)
     if requested in kinds or (requested is None and (kinds or implicit is None)):
         return requested or (kinds or KINDS)[0]
-    message = f"this recording has no {requested or KINDS[0]} attention; it has {' and '.join(kinds) or 'none at all'}."
+    others = f"; it has {' and '.join(kinds)}" if kinds else ""
+    message = f"this recording has no {requested or KINDS[0]} attention{others}."
     raise ConfigError(f"{message} {implicit}" if implicit else message)
 
 

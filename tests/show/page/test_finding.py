@@ -129,7 +129,7 @@ def test_nothing_is_claimed_of_fewer_than_eight_words_but_the_largest_weight_is_
     assert {row.kind for row in regard.heads(recording)} == {"unclear"}
     found = find(recording)
     assert found.what is None
-    assert (found.q - 1, "no head has a clear kind" in found.sentences[0]) == (found.k, True)
+    assert (found.q - 1, "no head looks clearly at one place" in found.sentences[0]) == (found.k, True)
 
 
 def pad_left(count: int, size: int = T):
@@ -148,7 +148,7 @@ def test_the_largest_weight_on_another_word_than_the_first_is_not_on_the_first_a
     targets = [2, 2, 2, 2, 2, 3, 2]  # of the text's five words, one attends to the word before it
     found = find(attend_to(targets, mask=pad_left(2, 7)))
     assert (found.what, found.q, found.k) == (None, 5, 3)
-    assert found.sentences[0].startswith("On these 5 words no head has a clear kind: at least 8 words must count")
+    assert found.sentences[0].startswith("On these 5 words no head looks clearly at one place: at least 8 words must count")
 
 
 class Masked(torch.nn.Module):

@@ -266,7 +266,7 @@ def explain_missing_kind(entry: RecordingEntry, attention: AttentionLayers, want
     if wanted in DOES:
         return f"No head is surely of the kind ‘{wanted}’ on these {q:,} words."
     few = f": at least {MIN_SUPPORT} words must count" if q <= MIN_SUPPORT else ""
-    return f"On these {q:,} words no head has a clear kind{few}."
+    return f"On these {q:,} words no head looks clearly at one place{few}."
 
 
 def view_layer(entry: RecordingEntry, place: HeadPlace) -> MapView:
