@@ -59,6 +59,15 @@ def test_the_least_attended_word_is_one_that_may_be_seen():
     assert write_sentences(steps, WORDS, 1)["masked"] == "‘b’ may see 2 of 4 words; 6 of 16 pairs are hidden."
 
 
+def test_a_word_that_occurs_twice_has_its_place_and_its_weight_in_one_bracket():
+    steps = steps_of(Causal())
+    best = int(steps.weights[2].argmax())
+    sentence = write_sentences(steps, ["a", "a", "a", "d"], 2)["weights"]
+    assert sentence.startswith(
+        f"‘a’ (token 2) attends most to ‘a’ (token {best}, {float(steps.weights[2, best]):.2f}), least to"
+    )
+
+
 def test_blind_even_and_broken_rows_are_described_as_what_they_are():
     assert write_sentences(steps_of(~Window()), WORDS)["weights"] == "‘d’ may see nothing, so all its weights are 0."
     assert write_sentences(steps_of(~Window()), WORDS)["context"] == "‘d’ attends to nothing: its new vector is 0."

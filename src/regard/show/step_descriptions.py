@@ -207,8 +207,7 @@ def describe_weights(steps: Steps, sides: QueryKeyWords, query: int) -> str:
     if row[best] == row[least]:
         return f"{asks} attends equally to the {int(visible.sum())} words it sees ({format_rounded(row[best])} each)."
     return (
-        f"{asks} attends most to {name(best)} ({format_rounded(row[best])}), least to {name(least)} "
-        f"({format_rounded(row[least])})."
+        f"{asks} attends most to {name(best, format_rounded(row[best]))}, least to {name(least, format_rounded(row[least]))}."
     )
 
 
@@ -253,11 +252,12 @@ SHARED_DESCRIBERS: dict[str, Describer] = {
 }  # one for all heads, of the steps of all
 
 
-def make_namer(words: Sequence[str]) -> Callable[[int], str]:
-    """Return a function that quotes the word at an index, with its position where the word occurs more than once."""
+def make_namer(words: Sequence[str]) -> Callable[..., str]:
+    """Return a function that quotes the word at an index; its position, where it occurs more than once, and notes follow."""
 
-    def name_word(index: int) -> str:
+    def name_word(index: int, *notes: str) -> str:
         word = words[index] if len(words[index]) <= MAX_LETTERS else words[index][: MAX_LETTERS - 1] + "…"
-        return f"‘{word}’" if words.count(words[index]) == 1 else f"‘{word}’ (token {index})"
+        inside = [f"token {index}", *notes] if words.count(words[index]) > 1 else notes
+        return f"‘{word}’ ({', '.join(inside)})" if inside else f"‘{word}’"
 
     return name_word

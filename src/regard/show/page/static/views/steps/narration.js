@@ -101,7 +101,7 @@ const SAID = {
     const least = seen.reduce((a, b) => (row[b] < row[a] ? b : a));
     if (seen.length === 1) return `${asks} attends to ${name(best)} alone (${formatRounded(row[best])}).`;
     if (row[best] === row[least]) return `${asks} attends equally to the ${seen.length} words it sees (${formatRounded(row[best])} each).`;
-    return `${asks} attends most to ${name(best)} (${formatRounded(row[best])}), least to ${name(least)} (${formatRounded(row[least])}).`;
+    return `${asks} attends most to ${name(best, formatRounded(row[best]))}, least to ${name(least, formatRounded(row[least]))}.`;
   },
 
   dropped({ weights, dropped }, query, asks) {
@@ -129,12 +129,15 @@ const SAID = {
   },
 };
 
-// Return a function that quotes the word at an index; a word that occurs more than once is followed by its position.
+// Return a function that quotes the word at an index; its position, where it occurs more than once, and notes follow.
 export function makeNamer(words, places) {
   const bare = words.map((word) => formatPlainWord(word.trim() || word, LONGEST));
   const count = new Map();
   for (const word of bare) count.set(word, (count.get(word) ?? 0) + 1);
-  return (index) => `‘${bare[index]}’${count.get(bare[index]) === 1 ? "" : ` (token ${places?.[index] ?? index})`}`;
+  return (index, ...notes) => {
+    const inside = count.get(bare[index]) === 1 ? notes : [`token ${places?.[index] ?? index}`, ...notes];
+    return `‘${bare[index]}’${inside.length ? ` (${inside.join(", ")})` : ""}`;
+  };
 }
 
 function findGreatest(row) {
