@@ -1,5 +1,7 @@
 """A policy is written as text on the command line."""
 
+from dataclasses import fields
+
 import pytest
 
 from regard import ConfigError, MissingNameError
@@ -16,7 +18,8 @@ def test_a_name_with_arguments_is_a_policy():
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.__name__)
 def test_every_policy_has_a_name_defaults_and_a_source(policy):
     assert parse_policy(policy.__name__.lower()) == policy()
-    assert policy().label == f"{policy.__name__}()"
+    budgets = [one.default for one in fields(policy) if one.name == "budget" and one.default is not None]
+    assert policy().label == f"{policy.__name__}({'budget=0.1' if budgets == [0.1] else ''})"
     assert "Source:" in policy.__doc__ or policy.__name__ == "Oracle"
 
 

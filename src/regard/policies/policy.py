@@ -43,9 +43,13 @@ class Policy(ABC):
 
     @property
     def label(self) -> str:
-        """The policy as it is written, with the arguments that differ from their defaults, long tuples by their ends."""
-        changed = {one.name: getattr(self, one.name) for one in fields(self) if one.default != getattr(self, one.name)}
-        shown = [f"{name}={format_argument(value)}" for name, value in changed.items()]
+        """The policy as it is written, with its budget and what differs from the defaults, long tuples by their ends."""
+        arguments = {one.name: (getattr(self, one.name), one.default) for one in fields(self)}
+        shown = [
+            f"{name}={format_argument(value)}"
+            for name, (value, default) in arguments.items()
+            if value != default or (name == "budget" and value is not None)
+        ]
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
