@@ -80,6 +80,12 @@ def test_every_picture_has_pixels(open_page, address):
     assert sizes == [[T, T]] * (LAYERS * HEADS)
 
 
+def test_the_head_whose_number_is_explained_is_one_of_the_recording(open_page, address):
+    page = wait_until_settled(open_page(f"{address}#view=heads"))
+    layer, head = LAYERS - 1, HEADS - 1
+    assert f" {layer}.{head} is head {head} of layer {layer};" in page.locator("#caption").inner_text()
+
+
 def test_a_click_opens_the_map_of_a_head(open_page, address):
     page = wait_until_drawn(open_page(f"{address}#view=heads"))
     page.get_by_role("link", name="Layer 1, head 2").click()

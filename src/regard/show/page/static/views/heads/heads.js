@@ -260,7 +260,8 @@ function describePicture(it, state) {
   const some = [...it.thumbs.values()].some((one) => one?.sampled) ? "the largest weight of some of its rows" : `its largest ${it.app.settings.quantity(state).noun}`;
   const pooled = Math.max(queries, keys) > THUMB ? `; each pixel shows ${some}` : "";
   const count = `${formatPlural(getAllTiles(it).length, "head")} in ${formatPlural(getLayers(it).length, "layer")}`;
-  it.app.caption(el("b", {}, count), ` · 3.1 is head 1 of layer 3; ${AXES}${pooled}`);
+  const { layer, head, name } = getAllTiles(it).at(-1);
+  it.app.caption(el("b", {}, count), ` · ${name} is head ${getHeadNumber(getLayers(it)[layer], head)} of layer ${layer}; ${AXES}${pooled}`);
 }
 
 // Return the scores of the shown heads as records, in their order.
