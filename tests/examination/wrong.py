@@ -107,6 +107,8 @@ SOFTMAX = [
     Wrong(softmax.SoftmaxTwice, ("not normalised", "future leak"), "softmax twice"),
     Wrong(softmax.ExpUndivided, ("not normalised",), "exp that is not divided by its sum"),
     Wrong(softmax.DividedByScores, ("not normalised",), "divided by the sum, without exp"),
+    Wrong(softmax.DividedByAbsoluteScores, ("not normalised",), "divided by the sum of absolute scores, without exp"),
+    Wrong(softmax.DividedByLength, ("not normalised",), "divided by the length of the row, without exp"),
     Wrong(softmax.keys_filled_up, ("not normalised",), "keys of zeros that fill up a block", Everything()),
     Wrong(softmax.ExpOverflows, ("overflow",), "exp without the maximum taken away"),
     Wrong(softmax.exp_overflows, ("overflow",), "the same as a function"),

@@ -193,6 +193,21 @@ class ExpUndivided(Heads):
         return (scores - scores.amax(-1, keepdim=True)).exp()
 
 
+class DividedByAbsoluteScores(Heads):
+    # F.normalize over the keys
+    def get_hidden_score(self):
+        return 0.0
+
+    def normal(self, scores):
+        return F.normalize(scores, p=1, dim=-1)
+
+
+class DividedByLength(DividedByAbsoluteScores):
+    # F.normalize as it is by default
+    def normal(self, scores):
+        return F.normalize(scores, dim=-1)
+
+
 class DividedByScores(Heads):
     # the lectures' first softmax, by the sum of the scores themselves, where some are negative
     def get_hidden_score(self):

@@ -3,6 +3,7 @@
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 C, H, T = 12, 3, 6
@@ -120,6 +121,12 @@ SINGLE = {  # the field and the value that name each, and the layer that does it
     ("scale", "tokens"): wrong(scale=lambda self, s, t: s / math.sqrt(t)),
     ("scale", "after"): wrong(scale=nothing, softmax=lambda self, s: torch.softmax(s, -1) / math.sqrt(self.d)),
     ("norm", "none"): wrong(mask=lambda self, s, t: s.masked_fill(make_later_table(t), 0), softmax=lambda self, s: s),
+    ("norm", "absolute sum"): wrong(
+        mask=lambda self, s, t: s.masked_fill(make_later_table(t), 0), softmax=lambda self, s: F.normalize(s, p=1, dim=-1)
+    ),
+    ("norm", "length"): wrong(
+        mask=lambda self, s, t: s.masked_fill(make_later_table(t), 0), softmax=lambda self, s: F.normalize(s, dim=-1)
+    ),
     ("norm", "sigmoid"): wrong(softmax=lambda self, s: torch.sigmoid(s)),
     ("norm", "twice"): wrong(softmax=lambda self, s: torch.softmax(torch.softmax(s, -1), -1)),
     ("norm", "exp"): wrong(softmax=lambda self, s: s.exp()),

@@ -11,7 +11,8 @@ from regard.examination.identify.variants import WHOLE_VIEWS, ProjectedInputs, V
 RIGHT = Variant()
 MASKS = ("zero", "zeroed weights", "none", "inverted", "transposed", "strict", "beyond")
 SIGNS = ("one added", "one added to hidden", "minus one")
-NORMS = ("none", "sum", "sigmoid", "twice", "twice, masked again", "exp", "exp less its maximum", "logarithm")
+DIVISORS = ("sum", "absolute sum", "length")
+NORMS = ("none", *DIVISORS, "sigmoid", "twice", "twice, masked again", "exp", "exp less its maximum", "logarithm")
 SPLITS = ("qkv", "q", "k", "v", "qk", "kv", "qv", "tokens")
 ROLES = ("kqv", "qkk", "qkq", "kkv", "qqv", "turned", "qkx", "vkv", "qvv", "xkv", "qxv", "xxv", "kqk", "kqq", "qqq", "kkk")
 

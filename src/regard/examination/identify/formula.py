@@ -4,7 +4,8 @@ from regard.examination.identify.match import Match
 from regard.examination.identify.mistakes import find_mistake
 from regard.examination.identify.variants import Variant
 
-PLAIN = {"none": "scores", "sum": "scores", "sigmoid": "sigmoid", "logarithm": "log_softmax"}
+SUMS = {"sum": "Σ", "absolute sum": "Σ|·|", "length": "√Σ(·)²"}
+PLAIN = {"none": "scores", **dict.fromkeys(SUMS, "scores"), "sigmoid": "sigmoid", "logarithm": "log_softmax"}
 
 
 def format_formula(match: Match) -> str:
@@ -15,7 +16,7 @@ def format_formula(match: Match) -> str:
     outer = PLAIN.get(variant.norm, "exp" if variant.norm.startswith("exp") else "softmax")
     whole = f"{outer}({inner})" if outer != "scores" else f"({inner})"
     whole = f"softmax({whole})" if variant.norm.startswith("twice") else whole
-    whole += " / Σ" if variant.norm == "sum" else ""
+    whole += f" / {SUMS[variant.norm]}" if variant.norm in SUMS else ""
     whole += "ᵀ" if variant.roles == "turned" else ""
     whole += f" / √{match.width}" if variant.scale == "after" else ""
     return f"{whole} {v} with {format_heads(match)}"

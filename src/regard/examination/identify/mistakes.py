@@ -58,6 +58,8 @@ MASKS = {
 NORMS = {
     "none": "there is no softmax: the scores themselves are the weights",
     "sum": "scores are divided by their sum, without exp",
+    "absolute sum": "scores are divided by the sum of their absolute values, without exp",
+    "length": "scores are divided by the length of their row, the root of the sum of their squares, without exp",
     "sigmoid": "a sigmoid of each score is used instead of the softmax",
     "twice": "the softmax is applied twice",
     "twice, masked again": "the softmax is applied twice",

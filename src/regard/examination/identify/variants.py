@@ -166,9 +166,10 @@ def normalize_scores(variant: Variant, scores: Tensor, seen: Tensor) -> Tensor:
     match variant.norm:
         case "none":
             return scores * seen if hides else scores
-        case "sum":
+        case "sum" | "absolute sum" | "length":
             kept = scores * seen if hides else scores
-            return kept / kept.sum(axis, keepdim=True)
+            sums = {"sum": kept, "absolute sum": kept.abs(), "length": kept.square()}[variant.norm].sum(axis, keepdim=True)
+            return kept / (sums.sqrt() if variant.norm == "length" else sums)
         case "sigmoid":
             return scores.sigmoid()
         case "exp":
