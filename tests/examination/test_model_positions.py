@@ -69,6 +69,18 @@ def test_positions_that_are_all_zero_are_found(model, name, is_causal):
     assert f"does not change the context of token 7 in blocks.0, though {name} is used" in report.findings[0].evidence
 
 
+class ByBatch(Model):
+    def forward(self, ids):
+        x = self.token(ids) + self.wpe(torch.arange(ids.shape[0])).unsqueeze(1)
+        return self.head(self.blocks[1](self.blocks[0](x)))
+
+
+def test_positions_along_the_batch_are_found():
+    report = regard.examine(ByBatch(keep, None))
+    assert kinds(report) == ["wrong positions"], str(report)
+    assert "the same sequence gives other outputs in another place of its batch" in report.findings[0].evidence
+
+
 @pytest.mark.parametrize("is_causal", [True, False])
 @pytest.mark.parametrize(
     "model",

@@ -152,6 +152,34 @@ class ByHead(Changed):
         return turn_halves(x.transpose(1, 2), angles.cos(), angles.sin()).transpose(1, 2)
 
 
+class ByBatch(ByHead):
+    """Rotated along the batch, the same for all tokens."""
+
+    def change(self, x, angles):
+        angles = self.angles(len(x)).to(x.dtype)
+        return turn_halves(x.transpose(0, 2), angles.cos(), angles.sin()).transpose(0, 2)
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_a_rotation_by_the_place_in_the_batch_is_found(residual):
+    finding = examine_new(ByBatch, residual).findings[0]
+    assert finding.kind == "wrong positions"
+    assert "queries are rotated by angles of their sequence in the batch, the same for all tokens" in finding.evidence
+
+
+class OfPadded(ByHead):
+    """Positions that begin later where a sequence is padded on the left: other angles in each sequence, and for each token."""
+
+    def change(self, x, angles):
+        angles = (torch.arange(x.shape[2]) - torch.arange(len(x))[:, None])[:, None, :, None] * 0.3 ** torch.arange(3)
+        return turn_halves(x, angles.cos(), angles.sin())
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_positions_of_their_own_in_each_sequence_are_no_finding(residual):
+    assert not examine_new(OfPadded, residual).findings
+
+
 @pytest.mark.parametrize("residual", [False, True])
 def test_a_rotation_by_head_is_found(residual):
     finding = examine_new(ByHead, residual).findings[0]

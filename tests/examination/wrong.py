@@ -160,6 +160,9 @@ KERNELS = [
 ]
 POSITIONS = [
     Wrong(positions.RotaryByHead, ("wrong positions",), "rotary angles along the heads"),
+    Wrong(positions.RotaryByBatch, ("wrong positions",), "rotary angles along the batch"),
+    Wrong(positions.SinesOfBatch, ("wrong positions",), "sinusoidal positions of (t, b, c) added to (b, t, c)"),
+    Wrong(positions.LearnedByBatch, ("wrong positions",), "learned positions along the batch"),
     Wrong(positions.RotaryOfQueries, ("wrong positions",), "queries turned, keys not"),
     Wrong(positions.RotaryOfKeys, ("wrong positions",), "keys turned, queries not"),
     Wrong(positions.PositionsAllZero, ("wrong positions",), "position 0 for every token"),

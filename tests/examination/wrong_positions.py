@@ -44,6 +44,12 @@ class RotaryByHead(Rotary):
         return rotate_half_pairs(q, angles), rotate_half_pairs(k, angles)
 
 
+class RotaryByBatch(Rotary):
+    def apply_positions(self, q, k):
+        angles = (torch.arange(len(q))[:, None] * self.inv_freq)[:, None, None]
+        return rotate_half_pairs(q, angles), rotate_half_pairs(k, angles)
+
+
 class RotaryOfQueries(Rotary):
     def apply_positions(self, q, k):
         return super().apply_positions(q, k)[0], k
@@ -64,6 +70,26 @@ class PositionsAllZero(Rotary):
 
     def forward(self, x):
         return super().forward(x + self.positions(torch.zeros(x.shape[1], dtype=torch.long)))[0]
+
+
+class SinesOfBatch(Rotary):
+    # PositionalEncoding for (t, b, c), called with (b, t, c), as torch's tutorial has it
+    def __init__(self):
+        super().__init__()
+        del self.inv_freq
+        angles = torch.arange(64)[:, None] * 100 ** (-torch.arange(0, C, 2) / C)
+        self.register_buffer("pe", torch.stack((angles.sin(), angles.cos()), -1).flatten(1).unsqueeze(1))
+
+    def apply_positions(self, q, k):
+        return q, k
+
+    def forward(self, x):
+        return super().forward(x + self.pe[: x.size(0)])[0]
+
+
+class LearnedByBatch(PositionsAllZero):
+    def forward(self, x):
+        return Rotary.forward(self, x + self.positions(torch.arange(x.size(0))).unsqueeze(1))[0]
 
 
 class AlibiOfQueries(nn.Module):

@@ -14,7 +14,7 @@ from regard.examination.identify.mistakes import ROLE, SOFTMAX, describe_mixed_h
 from regard.examination.inner_calls import InnerCall
 from regard.examination.projection_source import ProjectionSource
 from regard.examination.report import UNUSED_HEADS, Checked, Finding, Unknown
-from regard.examination.rotary_reading import Rotary, describe_no_rotation, find_mistakes, is_rotated_by_head, read_rotary
+from regard.examination.rotary_reading import Rotary, describe_no_rotation, find_mistakes, find_other_axis, read_rotary
 from regard.observe.interception.handwritten.undivided_contexts import BY_MORE, DIVIDED
 
 LEAST_FACTOR = 2.0  # of cosines: with less, a weight is at most exp(4) times another
@@ -380,8 +380,9 @@ def find_wrong_rotation(one: InnerCall) -> tuple[str, str] | None:
         mixed = describe_no_rotation(named.double(), x.double()) if is_unknown and named is not None else ""
         if mixed:
             return mixed.format(who), TURN
-        if source is not None and is_rotated_by_head(source.projected, x.double()):
-            return f"{who} are rotated by angles of their head, the same for all tokens", PLACES
+        other = "" if source is None else find_other_axis(source.projected, x.double())
+        if other:
+            return f"{who} are rotated by angles of their {other}, the same for all tokens", PLACES
     q, k = read_source(one.call.q, one.q_source), read_source(one.call.k, one.k_source)
     plain = [list_plain_heads(x, source) for _, _, x, source in sources]
     for (who, other), heads in zip((("queries", "keys"), ("keys", "queries")), plain, strict=True):

@@ -48,11 +48,17 @@ def read_rotary(projected: Tensor, rotated: Tensor) -> Rotary | None:
     return None
 
 
-def is_rotated_by_head(projected: Tensor, rotated: Tensor) -> bool:
-    """Return whether a projection (b, h, t, d) was rotated by angles of its heads, the same for all tokens."""
-    if projected.shape != rotated.shape or 1 in projected.shape[1:3] or read_rotary(projected, rotated) is not None:
-        return False
-    return read_rotary(projected.transpose(1, 2), rotated.transpose(1, 2)) is not None
+OTHER_AXES = {"head": 1, "sequence in the batch": 0}  # of (b, h, t, d)
+
+
+def find_other_axis(projected: Tensor, rotated: Tensor) -> str:
+    """Return whose angles rotated a projection (b, h, t, d), if they are the same for all tokens; "" if they are not."""
+    if projected.shape != rotated.shape or projected.shape[2] == 1 or read_rotary(projected, rotated) is not None:
+        return ""
+    for name, axis in OTHER_AXES.items():
+        if projected.shape[axis] > 1 and read_rotary(projected.transpose(axis, 2), rotated.transpose(axis, 2)) is not None:
+            return name
+    return ""
 
 
 def is_near(one: Tensor, other: Tensor, like: Tensor) -> bool:

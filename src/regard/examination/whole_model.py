@@ -12,6 +12,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.examination import (
+    batch_places,
     bucket_reading,
     cached_decoding,
     call_checks,
@@ -329,6 +330,8 @@ class ModelExamination:
             where = localize.find_moving_module(self.model, replace_token(self.model, j), b, i)
             evidence = f"changing a token of sequence 0 moves outputs of another by {moved.across:.2g}{format_module(where)}"
             yield Finding("batch leak", evidence, f"{MIX} {TURNED}" if has_tokens_first(self.model) else MIX, 1.2, "batch")
+        elif not self.expects.is_batch_specific:
+            yield from batch_places.check_model(self.model)
         evidence = f"a change of {least:.0e}, with outputs up to {float(outputs.abs().max()):.3g}, would be detected"
         if leaking.any() and not any(self.find_extra(one).any() for one in seeing.layers):
             n = int(leaking.any(0).nonzero()[-1])

@@ -55,6 +55,40 @@ def test_sequences_that_do_not_see_one_another_are_no_finding(layer):
     assert kinds(check_case(case_of(layer))) == []
 
 
+class PlacedInBatch(Layer):
+    """A row of a table for each sequence, by its place in the batch."""
+
+    def __init__(self, weights):
+        super().__init__(weights)
+        self.register_buffer("rows", torch.randn(64, D_IN))
+
+    def forward(self, x):
+        return super().forward(x + 0.1 * self.rows[: len(x), None])
+
+
+class Conditioned(PlacedInBatch):
+    """A row of its own for each of two sequences, as a class or a time step that is given beside them."""
+
+    def forward(self, x):
+        return Layer.forward(self, x + self.rows[:2, None])
+
+
+class Noisy(PlacedInBatch):
+    def forward(self, x):
+        return Layer.forward(self, x + torch.randn(len(x), 1, D_IN, dtype=x.dtype))
+
+
+def test_positions_along_the_batch_are_found():
+    (finding,) = check_case(case_of(PlacedInBatch(hiding(later))))
+    assert finding.kind == "wrong positions"
+    assert "the same sequence gives other outputs in another place of its batch" in finding.evidence
+
+
+@pytest.mark.parametrize("layer", [Conditioned, Noisy])
+def test_what_differs_in_each_sequence_by_design_is_no_finding(layer):
+    assert kinds(check_case(case_of(layer(hiding(later)), sample=torch.randn(2, 5, D_IN)))) == []
+
+
 def test_one_sequence_is_not_enough():
     (unknown,) = check_case(case_of(Layer(hiding(lambda q, k: torch.arange(k) >= 3)), Padding((3,)), torch.randn(1, 5, D_IN)))
     assert "two sequences" in unknown.needs

@@ -1,8 +1,9 @@
-"""Check that the sequences of a batch do not see one another."""
+"""Check that the sequences of a batch do not see one another, and that their places in it do not matter."""
 
 from collections.abc import Iterator
 
-from regard.examination import evidence
+from regard.examination import batch_places, evidence
+from regard.examination.adapters import SubjectError
 from regard.examination.case import Case
 from regard.examination.report import Checked, Finding, Unknown
 
@@ -23,7 +24,11 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
         return
     across = case.measured_dependency.across_sequences
     if not (across > case.measured_dependency.threshold).any():
-        yield Checked("no sequence depends on another one of its batch", evidence.describe_sensitivity(case))
+        moved = measure_places(case) if case.can_resize else 0.0
+        if moved:
+            yield batch_places.report_places(moved)
+        else:
+            yield Checked("no sequence depends on another one of its batch", evidence.describe_sensitivity(case))
         return
     b, other = divmod(int(across.argmax()), len(across))
     strength = case.measured_dependency.strength[b, :, other].nan_to_num()
@@ -31,3 +36,14 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     moved = evidence.measure_move(case, i, j, b, other)
     sentence = f"changing token {j} of sequence {other} moves output {i} of sequence {b}{f' by {moved:.2g}' if moved else ''}"
     yield Finding("batch leak", sentence, CURE, strength=1.2, cause="batch")
+
+
+def measure_places(case: Case) -> float:
+    """Return how far outputs differ if the sequences of a larger batch change places; 0 if they do not, or it is refused."""
+    inputs = case.make_inputs(None, batch_places.BATCH, 21)
+    try:
+        outputs, again = (case.compute_seeded_context(*inputs, seed=seed) for seed in (0, 1))
+        turned = case.compute_seeded_context(*(x.roll(1, 0) for x in inputs))
+    except SubjectError:  # it is made for another batch
+        return 0.0
+    return batch_places.measure_moves(outputs, again, turned)
