@@ -4,7 +4,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+from examination.wrong_calls import D, Rotary
 from examination.wrong_designs import NormsOfTwoKinds
 from regard import examine
 from regard.examination.norm_reading import ACROSS, ALL, EACH, read_axes
@@ -39,3 +41,23 @@ def test_another_change_is_no_norm(shift):
 def test_norms_of_two_kinds_are_one_finding_of_both():
     (finding, *_) = examine(NormsOfTwoKinds()).findings
     assert "over each head, but keys over all heads together" in finding.evidence
+
+
+class OneNormed(Rotary):
+    """Only queries, or only keys, have a norm of each head."""
+
+    def __init__(self, who, norm):
+        super().__init__()
+        self.who, self.norm = who, norm(D)
+
+    def place(self, q, k):
+        return super().place(*((self.norm(x) if who == self.who else x) for who, x in (("q", q), ("k", k))))
+
+
+@pytest.mark.parametrize("norm", [nn.RMSNorm, nn.LayerNorm])
+@pytest.mark.parametrize(("who", "written"), [("q", "queries, {}; keys are not"), ("k", "keys, {}; queries are not")])
+def test_what_alone_is_normalized_is_stated(who, written, norm):
+    report = examine(OneNormed(who, norm))
+    assert report, str(report)
+    how = "over each head" if norm is nn.RMSNorm else "by norm"
+    assert f"the norm of {written.format(how)}" in [one.what for one in report.checked]

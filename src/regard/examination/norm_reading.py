@@ -6,27 +6,55 @@ import torch
 from torch import Tensor
 
 from regard.examination.inner_calls import InnerCall
+from regard.examination.projection_source import ProjectionSource
 from regard.examination.report import Checked, Finding
 
 NEAR = 1e-3  # of logarithms of factors
 FAINT = 1e-3  # of the largest number: smaller ones are left out
 WHAT = "the norm of queries and keys"
+PLAIN = "not normalized"
 EACH, ALL, ACROSS = "each head", "all heads together", "the heads, in each column"
 CURE = "Normalize the last axis of each head: q = q_norm(q.view(b, t, heads, d)), with nn.RMSNorm(d), and the same for k."
 
 
 def check_norms(calls: Sequence[InnerCall]) -> Finding | Checked | None:
-    """Check that queries and keys are normalized over the width of each head, or both over all heads; None without norms."""
-    found: list[tuple[str, str]] = []
+    """Check that queries and keys are normalized over the width of each head, or both over all heads; None without norms.
+
+    A norm of queries alone, or of keys alone, is stated, as it may be meant so.
+    """
+    found: list[str] = []
     for one in calls:
         axes = {who: axis for who, axis in read_norms(one) if axis}
         wrong = next(describe_mistakes(one, axes), None)
         if wrong is not None:
             return Finding("wrong axis", f"in {one.name or 'the layer'} {wrong}", CURE, 1.5, "norm", one.name)
-        found += axes.items()
+        found += [what] if (what := describe_norms(one)) else []
     if not found:
         return None
-    return Checked(f"{WHAT}, over {found[0][1]}", f"in {len(calls)} recorded call{'s' * (len(calls) > 1)}")
+    return Checked(found[0], f"in {len(calls)} recorded call{'s' * (len(calls) > 1)}")
+
+
+def describe_norms(one: InnerCall) -> str:
+    """Describe how queries and keys are normalized, or which of them are not; "" if neither is, or that is not known."""
+    sources = (one.q_source, one.k_source)
+    sides = {
+        who: f"over {axis}" if axis else describe_source(source, width)
+        for (who, axis), source, width in zip(read_norms(one), sources, one.widths, strict=True)
+    }
+    normed = {who: how for who, how in sides.items() if how not in ("", PLAIN)}
+    if len(normed) == len(sides):
+        first, second = normed.values()
+        return f"{WHAT}, {first}" if first == second else f"the norm of queries, {first}, and of keys, {second}"
+    plain = [f"; {who} are not" for who, how in sides.items() if how == PLAIN]
+    return "".join(f"the norm of {who}, {how}{''.join(plain)}" for who, how in normed.items())
+
+
+def describe_source(source: ProjectionSource | None, width: int) -> str:
+    """Describe a source that is a norm, by its name or its vector of `width` weights, or PLAIN; "" if none is known."""
+    if source is None or source.is_ambiguous:
+        return ""
+    last = source.name.rpartition(".")[2]
+    return f"by {last}" if width or "norm" in last.lower() else PLAIN
 
 
 def describe_mistakes(one: InnerCall, axes: dict[str, str]) -> Iterator[str]:
