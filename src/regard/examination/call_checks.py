@@ -3,18 +3,20 @@
 The norms of queries and keys are compared, so that rotary positions and other rotations are seen through.
 """
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
 from regard.examination import norm_reading, terms
 from regard.examination.bias_reading import describe_slopes, read_slopes
 from regard.examination.call_conventions import parse_role
-from regard.examination.identify.mistakes import ROLE, SOFTMAX, describe_mixed_heads
+from regard.examination.identify.mistakes import ROLE, SOFTMAX, SPLIT, describe_mixed_heads
 from regard.examination.inner_calls import InnerCall
 from regard.examination.projection_source import ProjectionSource
 from regard.examination.report import UNUSED_HEADS, Checked, Finding, Unknown
 from regard.examination.rotary_reading import Rotary, describe_no_rotation, find_mistakes, find_other_axis, read_rotary
+from regard.examination.stated_heads import describe_exchanged_axes
 from regard.observe.interception.handwritten.undivided_contexts import BY_MORE, DIVIDED
 
 LEAST_FACTOR = 2.0  # of cosines: with less, a weight is at most exp(4) times another
@@ -38,6 +40,8 @@ NEARER = "Subtract more from farther keys: bias = -slope * (i - j) for query i a
 FILLED = (
     "Set the scores of keys that only fill up a block to -inf before the softmax: a score of 0 gives a weight of exp(0) = 1."
 )
+WHO = {"q": "queries", "k": "keys", "v": "values"}
+STRIDED = ", whose columns are not neighbors"
 MOST_KEYS = 2048  # of a call whose weights are computed
 REQUIRED = (SCALE, ROWS)  # by a verdict
 NEAR = "a factor that differs by 2 % would be detected"
@@ -218,6 +222,9 @@ def check_heads(calls: Sequence[InnerCall]) -> Finding | Checked | None:
         wrong = next((reading for reading in (one.absorbed, one.output) if reading is not None and reading.wrong), None)
         if wrong is not None:
             return Finding(wrong.kind, f"in {one.name or 'the layer'} {wrong.wrong}", wrong.cure, 1.6, "heads", one.name)
+        exchanged = describe_exchanged_axes(one.module, one.call.q.shape[1], one.width)
+        if exchanged:
+            return Finding("mixed heads", f"in {one.name or 'the layer'} {exchanged}", SPLIT, 1.6, "heads", one.name)
     if calls and all(one.absorbed is not None and one.output is not None for one in calls):
         what = f"{HEADS}: {calls[0].call.q.shape[1]}, of latents"
         return Checked(what, f"in {count_calls(calls)}, by the products that absorb the weights of keys and values")
@@ -231,8 +238,10 @@ def check_heads(calls: Sequence[InnerCall]) -> Finding | Checked | None:
     if any(source is not None and source.is_ambiguous for source in sources):
         return None
     heads = calls[0].call.q.shape[1]
-    what = HEADS if all(one.output is not None and one.v_source is not None for one in calls) else OWN_HEADS
-    return Checked(f"{what}: {heads} of width {calls[0].width}", f"in {count_calls(calls)}, by the norms of queries and keys")
+    of = HEADS if all(one.output is not None and one.v_source is not None for one in calls) else OWN_HEADS
+    strided = STRIDED if any(source is not None and source.is_strided for source in sources) else ""
+    what = f"{of}: {heads} of width {calls[0].width}{strided}"
+    return Checked(what, f"in {count_calls(calls)}, by the norms of queries and keys")
 
 
 def find_mixed_heads(one: InnerCall) -> Finding | None:
@@ -245,6 +254,9 @@ def find_mixed_heads(one: InnerCall) -> Finding | None:
     if viewed:
         wrong = describe_mixed_heads("split", viewed)
         return Finding(wrong.kind, f"in {one.name or 'the layer'} {wrong.does}", wrong.cure, 1.6, "heads", one.name)
+    unlike = describe_other_order(sources)
+    if unlike:
+        return Finding("mixed heads", f"in {one.name or 'the layer'} {unlike}", ORDER, 1.6, "heads", one.name)
     for letter, source in list(sources.items())[1:]:
         heads, groups = len(source.slices), len(set(source.slices))
         is_tiled = 1 < groups < heads == len(q.slices) and source.slices == source.slices[:groups] * (heads // groups)
@@ -260,6 +272,15 @@ def find_mixed_heads(one: InnerCall) -> Finding | None:
         does = "head {} of the keys is part {} of {}, but head {} of the values is part {} of {}".format(*other)
         return Finding("mixed heads", f"in {one.name or 'the layer'} {does}", ORDER, 1.6, "heads", one.name)
     return None
+
+
+def describe_other_order(sources: Mapping[str, ProjectionSource]) -> str:
+    """Describe that queries, keys and values are not all split into heads in the same order; "" if they are."""
+    orders = {letter: "(width, heads)" if source.is_strided else "(heads, width)" for letter, source in sources.items()}
+    for one, other in itertools.pairwise(orders):
+        if orders[one] != orders[other] and len(set(sources[one].slices)) > 1 < len(set(sources[other].slices)):
+            return f"{WHO[one]} are split into heads as {orders[one]}, but {WHO[other]} as {orders[other]}"
+    return ""
 
 
 def find_unused_heads(one: InnerCall, calls: Sequence[InnerCall]) -> Finding | None:

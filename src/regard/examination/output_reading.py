@@ -150,6 +150,10 @@ def has_strided_heads(v: Tensor | None, outputs: Sequence[ModuleOutput]) -> bool
     if v is None or 1 in (v.shape[1], v.shape[-1]):
         return False
     b, _, k, _ = v.shape
+    own = [i for i in range(v.shape[1]) if not i or not torch.equal(v[:, i], v[:, i - 1])]  # of grouped values each once
+    if len(own) == 1:
+        return False
+    v = v[:, own]
     columns = v.double().permute(3, 1, 0, 2).flatten(2).flatten(0, 1)[:, :TOKENS]  # (e h, tokens)
     for y in (one.output.double() for one in outputs if one.output.dim() == 3 and one.output.shape[:2] == (b, k)):
         distances = torch.cdist(columns, y.flatten(0, 1)[:TOKENS].mT, p=torch.inf)  # (e h, n)

@@ -38,6 +38,7 @@ class ProjectionSource(NamedTuple):
     is_viewed: bool = False
     is_joined: bool = False  # with columns of another output, which are rotated, or of tokens in an unknown order
     slice_count: int = 0  # how many slices the output has; 0 if that is not known, or several slices fit a head
+    is_strided: bool = False  # the columns of a head are not neighbors, as those of (width, heads)
     is_ambiguous: bool = False  # several slices fit a head, so that `slices` says nothing about the heads
 
     def is_equal_to(self, x: Tensor) -> bool:
@@ -165,13 +166,15 @@ def match_norms(name: str, norms: Tensor, y: Tensor, d: int, near: float) -> Pro
     b, h, t = norms.shape
     if b * t < LEAST_TOKENS or not norms.isfinite().all() or not (norms > 0).all():
         return None
-    parts = y.unflatten(-1, (-1, d))  # (b, t, n / d, d)
-    found = choose_slices(norms.transpose(1, 2).flatten(0, 1), parts.norm(dim=-1).flatten(0, 1), near)
-    if found is not None:
-        slices, factor, is_sure = found
-        projected = parts[:, :, list(slices)].transpose(1, 2) * factor
-        count = parts.shape[2] if is_sure else 0
-        return ProjectionSource(name, slices, factor, projected, slice_count=count, is_ambiguous=not is_sure)
+    for is_strided, parts in iterate_head_columns(y, h, d):
+        found = choose_slices(norms.transpose(1, 2).flatten(0, 1), parts.norm(dim=-1).flatten(0, 1), near)
+        if found is not None:
+            slices, factor, is_sure = found
+            projected = parts[:, :, list(slices)].transpose(1, 2) * factor
+            count = parts.shape[2] if is_sure else 0
+            return ProjectionSource(
+                name, slices, factor, projected, slice_count=count, is_ambiguous=not is_sure, is_strided=is_strided
+            )
     if y.shape[-1] == h * d and h > 1:
         viewed = y.reshape(b, h, t, d)
         ratio = norms / viewed.norm(dim=-1)
@@ -179,6 +182,18 @@ def match_norms(name: str, norms: Tensor, y: Tensor, d: int, near: float) -> Pro
         if bool((ratio / factor - 1).abs().max() < near):
             return ProjectionSource(name, tuple(range(h)), factor, viewed * factor, is_viewed=True)
     return None
+
+
+def iterate_head_columns(y: Tensor, h: int, d: int) -> Iterator[tuple[bool, Tensor]]:
+    """Yield whether heads of width d of y (b, t, n) have columns that are not neighbors, and the heads (b, t, n / d, d).
+
+    Such columns are in the order (width, heads), of all of y or of each block of h heads, as of queries, keys and values.
+    """
+    yield False, y.unflatten(-1, (-1, d))
+    count = y.shape[-1] // d
+    for heads in dict.fromkeys((count, h)) if d > 1 else ():
+        if heads > 1 and count % heads == 0:
+            yield True, y.unflatten(-1, (-1, d, heads)).mT.flatten(2, 3)
 
 
 def choose_slices(norms: Tensor, slices: Tensor, near: float) -> tuple[tuple[int, ...], float, bool] | None:

@@ -3,14 +3,15 @@
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.examination import call_checks, evidence
 from regard.examination.case import Case
 from regard.examination.identify import formula, weight_reading
 from regard.examination.identify.match import Match
-from regard.examination.identify.mistakes import CAUSES, describe_mixed_heads, find_mistake
+from regard.examination.identify.mistakes import CAUSES, SPLIT, describe_mixed_heads, find_mistake
 from regard.examination.report import Checked, Finding, Unknown
+from regard.examination.stated_heads import describe_exchanged_axes
 
 WHAT = "heads are independent"
 APART = "Keep the axis of heads separate in every product and view: q, k and v are (b, h, t, d) throughout."
@@ -20,7 +21,7 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     """Check the heads by the identified formula, or else which heads of a function's output depend on which of its inputs."""
     match = case.match
     if match is not None:
-        yield from check_match(match)
+        yield from check_match(match, case.subject.module)
     elif case.subject.form == "x":
         result = call_checks.check_heads(case.inner_calls)
         yield result if result is not None else Unknown(f"whether {WHAT}", evidence.ALONE)
@@ -31,8 +32,12 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
             return
 
 
-def check_match(match: Match) -> Iterator[Finding | Checked | Unknown]:
-    """Yield results about heads from the identified formula."""
+def check_match(match: Match, module: nn.Module | None) -> Iterator[Finding | Checked | Unknown]:
+    """Yield results about heads from the identified formula, and from what the module states of them."""
+    exchanged = describe_exchanged_axes(module, match.heads, match.width)
+    if exchanged:
+        yield Finding("mixed heads", f"{exchanged}. The layer {formula.describe_equality(match)}", SPLIT, 2.4, "heads")
+        return
     fields = ("split", "merge", "share")
     for field in fields:
         wrong = find_mistake(match, field)
