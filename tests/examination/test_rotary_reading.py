@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from examination.wrong_calls import Rotary, turn_halves, turn_neighbors
+from examination.wrong_calls import C, D, H, Rotary, turn_halves, turn_neighbors
 from regard import examine
 from regard.examination.rotary_reading import describe_no_rotation, read_rotary
 
@@ -185,3 +185,58 @@ def test_a_rotation_by_head_is_found(residual):
     finding = examine_new(ByHead, residual).findings[0]
     assert finding.kind == "wrong positions"
     assert "queries are rotated by angles of their head, the same for all tokens" in finding.evidence
+
+
+class BeforeSplit(nn.Module):
+    """Queries and keys (b, t, h d) that `change` rotates before they are split into heads; keys may be grouped."""
+
+    def __init__(self, change, groups=H, is_fused=False):
+        super().__init__()
+        self.change, self.groups, self.is_fused = change, groups, is_fused
+        self.widths = [H * D, groups * D, groups * D]
+        if is_fused:
+            self.qkv = nn.Linear(C, sum(self.widths))
+        else:
+            self.q_proj, self.k_proj, self.v_proj = (nn.Linear(C, width) for width in self.widths)
+        self.o_proj = nn.Linear(H * D, C)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).split(self.widths, -1) if self.is_fused else (self.q_proj(x), self.k_proj(x), self.v_proj(x))
+        q, k = (self.change(one, self.angles(one)) for one in (q, k))
+        q, k, v = (one.unflatten(-1, (-1, D)).transpose(1, 2) for one in (q, k, v))
+        k, v = (one.repeat_interleave(H // self.groups, 1) for one in (k, v))
+        context = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.o_proj(context.transpose(1, 2).flatten(2))
+
+    def angles(self, x):
+        return (torch.arange(x.shape[1])[:, None] * 100.0 ** (-torch.arange(0, x.shape[2], 2) / x.shape[2])).to(x.dtype)
+
+
+def turn_wide_halves(x, angles):
+    return turn_halves(x, angles.cos(), angles.sin())
+
+
+def turn_wide_neighbors(x, angles):
+    return turn_neighbors(x, angles.cos(), angles.sin())
+
+
+@pytest.mark.parametrize("form", [{}, {"is_fused": True}, {"groups": 2}])
+def test_pairs_of_columns_in_different_heads_are_found(form):
+    finding = examine_new(lambda: BeforeSplit(turn_wide_halves, **form)).findings[0]
+    assert finding.kind == "wrong positions"
+    assert "queries are rotated before they are split into heads: the two columns of a pair lie in" in finding.evidence
+
+
+@pytest.mark.parametrize("form", [{}, {"is_fused": True}])
+def test_angles_of_their_own_in_each_head_are_stated(form):
+    report = examine_new(lambda: BeforeSplit(turn_wide_neighbors, **form))
+    assert report, str(report)
+    how = f"{D} columns in pairs of neighboring columns, with other angles in each head"
+    assert f"rotary positions: {how}, queries and keys alike" in [one.what for one in report.checked]
+    assert not any("order of tokens" in one.what for one in report.unknown)
+
+
+def test_other_angles_of_grouped_keys_than_of_their_queries_are_found():
+    finding = examine_new(lambda: BeforeSplit(turn_wide_neighbors, groups=2)).findings[0]
+    assert finding.kind == "wrong positions"
+    assert "queries and keys are rotated by different angles" in finding.evidence

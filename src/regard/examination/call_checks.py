@@ -15,7 +15,15 @@ from regard.examination.identify.mistakes import ROLE, SOFTMAX, SPLIT, describe_
 from regard.examination.inner_calls import InnerCall
 from regard.examination.projection_source import ProjectionSource
 from regard.examination.report import UNUSED_HEADS, Checked, Finding, Unknown
-from regard.examination.rotary_reading import Rotary, describe_no_rotation, find_mistakes, find_other_axis, read_rotary
+from regard.examination.rotary_reading import (
+    Rotary,
+    describe_no_rotation,
+    find_mistakes,
+    find_other_axis,
+    is_rotated_before_split,
+    read_rotary,
+    read_rotary_of_each_head,
+)
 from regard.examination.stated_heads import describe_exchanged_axes
 from regard.observe.interception.handwritten.undivided_contexts import BY_MORE, DIVIDED
 
@@ -36,6 +44,8 @@ TURN = (
 VALUES = "Rotate queries and keys only: outputs depend on absolute positions if values are rotated."
 ORDER = "Split queries, keys and values into heads in the same way, and leave the heads in their order."
 PLACES = "Rotate along the axis of tokens: after the transpose, q (b, h, t, d) times cos and sin (t, d); before it, (t, 1, d)."
+CROSSING = "the two columns of a pair lie in different heads, so that scores depend on absolute positions"
+SPLIT_FIRST = "Split first: q.view(b, t, heads, d).transpose(1, 2), and then rotate each head by angles (t, d / 2)."
 NEARER = "Subtract more from farther keys: bias = -slope * (i - j) for query i and key j."
 FILLED = (
     "Set the scores of keys that only fill up a block to -inf before the softmax: a score of 0 gives a weight of exp(0) = 1."
@@ -404,13 +414,16 @@ def find_wrong_rotation(one: InnerCall) -> tuple[str, str] | None:
         other = "" if source is None else find_other_axis(source.projected, x.double())
         if other:
             return f"{who} are rotated by angles of their {other}, the same for all tokens", PLACES
+        if source is not None and is_rotated_before_split(source.projected, x.double()):
+            return f"{who} are rotated before they are split into heads: {CROSSING}", SPLIT_FIRST
     q, k = read_source(one.call.q, one.q_source), read_source(one.call.k, one.k_source)
     plain = [list_plain_heads(x, source) for _, _, x, source in sources]
     for (who, other), heads in zip((("queries", "keys"), ("keys", "queries")), plain, strict=True):
         if (q is None) != (k is None) and heads and one.call.q.shape[1] == one.call.k.shape[1] and plain[0] != plain[1]:
             return f"heads {', '.join(map(str, heads))} of the {who} are not rotated, but those of the {other} are", TURN
     if q is not None and k is not None:
-        found = next(find_mistakes(q, k), None)
+        columns = max(q.phasors.shape[1], k.phasors.shape[1])
+        found = next(find_mistakes(q.repeat_heads(columns), k.repeat_heads(columns)), None)
         return None if found is None else (found, TURN)
     for who, rotary, x, source in (("keys", q, one.call.k, one.k_source), ("queries", k, one.call.q, one.q_source)):
         if rotary is not None and source is not None and source.projected.shape == x.shape and source.is_equal_to(x):
@@ -429,7 +442,9 @@ def list_plain_heads(x: Tensor, source: ProjectionSource | None) -> list[int]:
 
 def read_source(x: Tensor, source: ProjectionSource | None) -> Rotary | None:
     """Return the rotation from a source's output to queries or keys; None if there is none."""
-    return None if source is None or source.projected.shape != x.shape else read_rotary(source.projected, x.double())
+    if source is None or source.projected.shape != x.shape:
+        return None
+    return read_rotary(source.projected, x.double()) or read_rotary_of_each_head(source.projected, x.double())
 
 
 def find_wrong_slope(one: InnerCall) -> tuple[str, str] | None:

@@ -19,7 +19,7 @@ from regard.examination.projection_source import (
     find_source,
     match_norms,
 )
-from regard.examination.rotary_reading import STYLES, pair_columns
+from regard.examination.rotary_reading import STYLES, pair_columns, read_rotary
 
 MOST_NUMBERS = 2**22  # of what is solved for
 
@@ -28,11 +28,27 @@ def find_changed_source(x: Tensor, outputs: Sequence[ModuleOutput]) -> Projectio
     """Return the output that x (b, h, t, d) is up to a constant, head by head, or in another order; None if there is none."""
     if x.dtype not in NEAR or x.shape[-1] < 2:
         return None
-    for find in (find_shifted_source, find_source_of_each_head, find_reordered_source):
+    for find in (find_source_before_split, find_shifted_source, find_source_of_each_head, find_reordered_source):
         found = find(x, outputs)
         if found is not None:
             return found
     return None
+
+
+def find_source_before_split(x: Tensor, outputs: Sequence[ModuleOutput]) -> ProjectionSource | None:
+    """Return the output that all heads of x (b, h, t, d) together are, rotated before they were split; None without one."""
+    d, places = x.shape[-1], list[int]()  # of each head among those that differ
+    for i in range(x.shape[1]):
+        is_repeated = i > 0 and torch.equal(x[:, i], x[:, i - 1])
+        places.append(places[-1] if is_repeated else len(set(places)))
+    own = [places.index(n) for n in sorted(set(places))]
+    joined = x[:, own].transpose(1, 2).flatten(2).unsqueeze(1)
+    found = find_source(joined, outputs) if len(own) > 1 else None
+    if found is None or found.is_joined or read_rotary(found.projected, joined.double()) is None:
+        return None
+    heads = found.projected.squeeze(1).unflatten(-1, (-1, d)).transpose(1, 2)[:, places]
+    slices = tuple(found.slices[0] * len(own) + n for n in places)
+    return found._replace(slices=slices, projected=heads, slice_count=0)
 
 
 def find_shifted_source(x: Tensor, outputs: Sequence[ModuleOutput]) -> ProjectionSource | None:

@@ -19,12 +19,19 @@ class Rotary(NamedTuple):
     width: int
     phasors: Tensor  # complex (t, pairs)
     written: str  # which columns the pairs are written to
+    is_by_head: bool = False  # each head has angles of its own: phasors (t, h pairs)
 
     @property
     def columns(self) -> str:
         """The columns that form a pair, and those that it is written to if they are others, in words."""
         moved = "" if self.written == self.style else f", written to {describe_style(self.written)}"
-        return f"{describe_style(self.style)}{moved}"
+        return f"{describe_style(self.style)}{moved}{', with other angles in each head' if self.is_by_head else ''}"
+
+    def repeat_heads(self, columns: int) -> "Rotary":
+        """Return the rotation with each head's phasors repeated to so many, as of grouped keys."""
+        times = columns // self.phasors.shape[1]
+        heads = self.phasors.unflatten(1, (-1, self.width // 2)).repeat_interleave(max(times, 1), 1).flatten(1)
+        return self._replace(phasors=heads)
 
     @property
     def steps(self) -> Tensor:
@@ -46,6 +53,22 @@ def read_rotary(projected: Tensor, rotated: Tensor) -> Rotary | None:
             if phasors is not None and (style == written or bool(((phasors - 1).abs() > NEAR).any())):
                 return Rotary(style, width, phasors, written)
     return None
+
+
+def read_rotary_of_each_head(projected: Tensor, rotated: Tensor) -> Rotary | None:
+    """Return how every head of a projection (b, h, t, d) was rotated, by angles of its own; None if one was not, or unlike."""
+    read = [read_rotary(one, other) for one, other in zip(projected.split(1, 1), rotated.split(1, 1), strict=True)]
+    known = [one for one in read if one is not None]
+    if len(known) < len(read) or len({(one.style, one.width, one.written) for one in known}) != 1:
+        return None
+    return known[0]._replace(phasors=torch.cat([one.phasors for one in known], 1), is_by_head=True)
+
+
+def is_rotated_before_split(projected: Tensor, rotated: Tensor) -> bool:
+    """Return whether the heads of a projection (b, h, t, d) were rotated together, by pairs that lie in different heads."""
+    if projected.shape != rotated.shape or projected.shape[1] == 1 or read_rotary_of_each_head(projected, rotated) is not None:
+        return False
+    return read_rotary(*(x.transpose(1, 2).flatten(2).unsqueeze(1) for x in (projected, rotated))) is not None
 
 
 OTHER_AXES = {"head": 1, "sequence in the batch": 0}  # of (b, h, t, d)
