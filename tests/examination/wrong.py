@@ -179,6 +179,7 @@ CALLS = [
     Wrong(calls.RotaryScaledTwice, ("wrong scale",), "scaled by hand and by the kernel, beside rotary positions"),
     Wrong(calls.RotaryUnscaled, ("wrong scale",), "no scale, beside rotary positions"),
     Wrong(calls.RotaryScaledByModel, ("wrong scale",), "√ of the model's width, beside rotary positions"),
+    Wrong(calls.NormedScaledByInput, ("wrong scale",), "√ of the input's width, behind a norm"),
     Wrong(calls.RotaryTiled, ("mixed heads",), "repeat where repeat_interleave belongs, beside rotary positions"),
     Wrong(calls.RotaryViewed, ("mixed heads",), "view without transpose, beside rotary positions"),
     Wrong(calls.RotaryExchanged, ("wrong roles",), "query and key exchanged, beside rotary positions"),

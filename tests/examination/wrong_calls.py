@@ -104,6 +104,20 @@ class RotaryScaledByModel(Rotary):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=C**-0.5)
 
 
+class NormedScaledByInput(nn.Module):
+    # scale = dim ** -0.5 beside heads of another width: the formula is hidden by the norm
+    def __init__(self):
+        super().__init__()
+        self.heads, self.scale, self.norm = 3, C**-0.5, nn.LayerNorm(C)
+        self.to_qkv, self.to_out = nn.Linear(C, 3 * 3 * D, bias=False), nn.Linear(3 * D, C)
+
+    def forward(self, x):
+        q, k, v = (y.unflatten(-1, (3, D)).transpose(1, 2) for y in self.to_qkv(self.norm(x)).chunk(3, -1))
+        hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        weights = (q @ k.mT * self.scale).masked_fill(hidden, -torch.inf).softmax(-1)
+        return self.to_out((weights @ v).transpose(1, 2).flatten(2))
+
+
 class RotaryTiled(Rotary):
     """Grouped keys beside rotary positions, repeated where repeat_interleave belongs."""
 

@@ -125,8 +125,17 @@ def is_mistake(one: InnerCall) -> bool:
     found, d = get_scale(one), one.width
     inside = one.call.q.shape[1] * d
     widths = () if one.absorbed is None else (one.call.q.shape[-1], one.absorbed.columns)
-    wrong = (*list_wrong_scales(d), inside**-0.5, 1 / inside, *(n**-0.5 for n in widths))
+    wrong = (*list_wrong_scales(d), inside**-0.5, 1 / inside, *(n**-0.5 for n in (*widths, get_input_width(one)) if n))
     return any(is_near(found, known) for known in wrong)
+
+
+def get_input_width(one: InnerCall) -> int:
+    """Return the width of what the projection of the queries is given; 0 if it is not known."""
+    if one.q_source is None or one.module is None:
+        return 0
+    name = one.q_source.name.removeprefix(f"{one.name}." if one.name else "")
+    width = getattr(dict(one.module.named_modules()).get(name), "in_features", 0)
+    return width if isinstance(width, int) else 0
 
 
 def is_scaled_by_all_heads(one: InnerCall) -> bool:
@@ -179,6 +188,8 @@ def report_scale(one: InnerCall, stated: float | None, may_be_intended: bool) ->
     sentence += f"{expected:.4g}"
     if is_scaled_by_all_heads(one):
         sentence += f": {one.call.q.shape[1] * one.width} is the width of all heads, not of one"
+    elif get_input_width(one) and is_near(found, get_input_width(one) ** -0.5):
+        sentence += f": {get_input_width(one)} is the width of the input, not of a head"
     if stated is None and may_be_intended:
         return Unknown(f"{SCALE}: {sentence}, as in some designs", f"scale={found:.4g}, if it is intended", is_required=True)
     return Finding(
