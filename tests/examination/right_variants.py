@@ -8,7 +8,14 @@ from torch import nn
 from torch.nn.attention.flex_attention import flex_attention
 
 from examination.wrong_calls import Rotary
-from examination.wrong_designs import Differential, DifferentialOfKernels, Latent, LatentFolded, NormedAcrossHeads
+from examination.wrong_designs import (
+    Differential,
+    DifferentialOfKernels,
+    Latent,
+    LatentFolded,
+    NormedAcrossHeads,
+    TableViewed,
+)
 from examination.wrong_sources import C, Cross, D, DecoderBlock, H, Written, join, split
 from regard import Causal, Documents, Everything, Given, Padding, Prefix
 
@@ -91,6 +98,13 @@ class RelativeTable(Written):
         t = scores.shape[-1]
         back = torch.arange(t)[:, None] - torch.arange(t) + 600
         return (scores + self.table[:, back]).softmax(-1)
+
+
+class TableOfWindow(TableViewed):
+    """A table of relative positions whose rows are permuted to heads first, as in Swin."""
+
+    def arrange(self, rows):
+        return rows.view(6, 6, H).permute(2, 0, 1)
 
 
 class NormalizedHeads(NormedAcrossHeads):
@@ -738,6 +752,7 @@ VARIANTS = [
     (Strided, {"expects": STRIDES, "sample": BATCH}),
     (Chunked, {"expects": Causal() & Documents([0, 0, 0, 1, 1, 1]), "sample": BATCH}),
     (PrefixModel, {"expects": Prefix(3) | Causal()}),
+    (TableOfWindow, ALL | {"sample": BATCH}),
     *(
         (make, ALL)
         for make in (RelativeTable, FilledUpAndHidden, RotaryOfGrid, InducedSet, CosineAttention, Convolutional, Registers)

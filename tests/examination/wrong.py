@@ -179,6 +179,7 @@ CALLS = [
     Wrong(calls.RotaryScaledTwice, ("wrong scale",), "scaled by hand and by the kernel, beside rotary positions"),
     Wrong(calls.RotaryUnscaled, ("wrong scale",), "no scale, beside rotary positions"),
     Wrong(calls.RotaryScaledByModel, ("wrong scale",), "√ of the model's width, beside rotary positions"),
+    Wrong(calls.RotaryMaskInverted, ("inverted mask",), "True means hidden, to a kernel where it means seen, beside rotary"),
     Wrong(calls.NormedScaledByInput, ("wrong scale",), "√ of the input's width, behind a norm"),
     Wrong(calls.RotaryTiled, ("mixed heads",), "repeat where repeat_interleave belongs, beside rotary positions"),
     Wrong(calls.RotaryViewed, ("mixed heads",), "view without transpose, beside rotary positions"),
@@ -243,6 +244,8 @@ DESIGNS = [
     Wrong(designs.SoftcapForgotten, ("wrong softcap",), "a softcap that is stated and not applied"),
     Wrong(designs.SoftcapOfAnotherNumber, ("wrong softcap",), "another softcap than the one stated"),
     Wrong(designs.SinksTurned, ("wrong sinks",), "sinks whose sign is turned"),
+    Wrong(designs.SinksLeftOut, ("wrong sinks",), "sinks that are cut off before the softmax"),
+    Wrong(designs.TableViewed, ("mixed heads",), "a table's rows viewed as (heads, q, k)", Everything(), (2, 6, designs.C)),
     Wrong(
         designs.SinksAsKeys,
         ("wrong sinks", "future leak", "wrong mask", "not normalised"),

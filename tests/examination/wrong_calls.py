@@ -104,6 +104,14 @@ class RotaryScaledByModel(Rotary):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=C**-0.5)
 
 
+class RotaryMaskInverted(Rotary):
+    """True for what is hidden, to a kernel where it means seen."""
+
+    def attend(self, q, k, v):
+        hidden = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).triu(1)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=hidden)
+
+
 class NormedScaledByInput(nn.Module):
     # scale = dim ** -0.5 beside heads of another width: the formula is hidden by the norm
     def __init__(self):

@@ -157,6 +157,35 @@ class SinksTurned(Written):
         return torch.cat([self.hide(scores), sinks], -1).softmax(-1)[..., :-1]
 
 
+class SinksLeftOut(SinksTurned):
+    """The last column, that of the sinks, is cut off before the softmax in place of after it."""
+
+    def weigh(self, scores):
+        b, _, t, _ = scores.shape
+        sinks = self.sinks.view(1, H, 1, 1).expand(b, H, t, 1)
+        return torch.cat([self.hide(scores), sinks], -1)[..., :-1].softmax(-1)
+
+
+class TableViewed(Written):
+    """The rows of a table of relative positions are viewed as (heads, queries, keys), without a permute."""
+
+    def __init__(self):
+        super().__init__()
+        self.relative_position_bias_table = nn.Parameter(torch.randn(11, H))
+        places = torch.arange(6)
+        self.register_buffer("relative_position_index", places[:, None] - places + 5)
+
+    def place(self, q, k):
+        return q, k
+
+    def weigh(self, scores):
+        rows = self.relative_position_bias_table[self.relative_position_index.flatten()]
+        return (scores + self.arrange(rows)).softmax(-1)
+
+    def arrange(self, rows):
+        return rows.view(H, 6, 6)
+
+
 class SinksAsKeys(Written):
     """The sinks' weights are summed with the last key."""
 

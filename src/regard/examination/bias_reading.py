@@ -30,6 +30,27 @@ def read_slopes(one: InnerCall) -> Tensor | None:
     return slopes
 
 
+def find_viewed_table(one: InnerCall) -> str:
+    """Return the table (positions, h) whose rows by an index (q, k) are the bias if they are viewed as (h, q, k); else "".
+
+    The index is a buffer of the module, as Swin's relative positions.
+    """
+    bias, module, (_, h, q, _), k = one.call.bias, one.module, one.call.q.shape, one.call.k.shape[2]
+    if bias is None or module is None or h == 1 or bias.shape[-3:] != (h, q, k):
+        return ""
+    found = bias.double().reshape(-1, h, q, k)[0]
+    indices = [index for index in module.buffers() if not index.is_floating_point() and index.numel() == q * k]
+    for name, table in module.named_parameters():
+        for index in indices if table.dim() == 2 and table.shape[1] == h else ():
+            if int(index.min()) < 0 or int(index.max()) >= len(table):
+                continue
+            rows = table.detach().double()[index.flatten().long()]
+            near = NEAR * float(rows.abs().max())
+            if bool((rows.view(h, q, k) - found).abs().max() <= near < (rows.T.view(h, q, k) - found).abs().max()):
+                return name
+    return ""
+
+
 def read_seen(one: InnerCall) -> Tensor | None:
     """Return which keys are not hidden, bool (b, q, k), in any head; None if only weights are known."""
     call = one.call

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from torch import Tensor
 
 from regard.examination import norm_reading, terms
-from regard.examination.bias_reading import describe_slopes, read_slopes
+from regard.examination.bias_reading import describe_slopes, find_viewed_table, read_slopes
 from regard.examination.call_conventions import parse_role
 from regard.examination.identify.mistakes import ROLE, SOFTMAX, SPLIT, describe_mixed_heads
 from regard.examination.inner_calls import InnerCall
@@ -42,6 +42,7 @@ TURN = (
     "Rotate queries and keys alike: pair (a, b) becomes (a cos - b sin, b cos + a sin), angle = position * base ** (-2 i / d)."
 )
 VALUES = "Rotate queries and keys only: outputs depend on absolute positions if values are rotated."
+PERMUTE = "View the rows as (queries, keys, heads) and permute them: table[index].view(q, k, heads).permute(2, 0, 1)."
 ORDER = "Split queries, keys and values into heads in the same way, and leave the heads in their order."
 PLACES = "Rotate along the axis of tokens: after the transpose, q (b, h, t, d) times cos and sin (t, d); before it, (t, 1, d)."
 CROSSING = "the two columns of a pair lie in different heads, so that scores depend on absolute positions"
@@ -243,6 +244,10 @@ def check_heads(calls: Sequence[InnerCall]) -> Finding | Checked | None:
         wrong = next((reading for reading in (one.absorbed, one.output) if reading is not None and reading.wrong), None)
         if wrong is not None:
             return Finding(wrong.kind, f"in {one.name or 'the layer'} {wrong.wrong}", wrong.cure, 1.6, "heads", one.name)
+        table = find_viewed_table(one)
+        if table:
+            does = f"the rows of {table} are viewed as (heads, queries, keys): heads and tokens are mixed in the bias"
+            return Finding("mixed heads", f"in {one.name or 'the layer'} {does}", PERMUTE, 1.6, "heads", one.name)
         exchanged = describe_exchanged_axes(one.module, one.call.q.shape[1], one.width)
         if exchanged:
             return Finding("mixed heads", f"in {one.name or 'the layer'} {exchanged}", SPLIT, 1.6, "heads", one.name)

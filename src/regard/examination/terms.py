@@ -63,9 +63,13 @@ def is_number(value: object) -> bool:
 def find_wrong_sinks(one: InnerCall) -> tuple[str, str, str] | None:
     """Return that sinks are not those that the module holds, and the cure; None if they are, or there are none."""
     held = None if one.module is None else find_sinks(one.module, one.call.q.shape[1])
-    if held is None or one.call.sinks is None or one.is_stored_as_weights:
-        return None  # a sink may also be a factor on the context
+    if held is None or one.is_stored_as_weights:
+        return None
     cure = "Put each head's sink beside its scores before the softmax, and leave its weight out after it."
+    if one.call.sinks is None:  # a sink may also be a factor on the context, if the output is not of the weights alone
+        is_left_out = one.output is not None and not one.output.wrong and bool(held.isfinite().all())
+        does = "the module holds sinks, but no softmax has them, and the output is that of its weights and values alone"
+        return ("wrong sinks", does, cure) if is_left_out else None
     held, used = held.detach().double().flatten().cpu(), one.call.sinks.detach().double().flatten().cpu()
     if used.shape == held.shape and torch.allclose(used, held, rtol=NEAR, atol=NEAR):
         return None

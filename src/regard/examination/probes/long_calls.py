@@ -73,4 +73,6 @@ def find_hidden_key(case: Case, calls: Sequence[InnerCall]) -> Finding | None:
         return None
     b, i, j = missing.nonzero()[0].tolist()
     where = f"with {t} tokens query {i}" + f" of sequence {b}" * (b > 0)
-    return Finding("wrong mask", f"{where} may see token {j}, which is hidden from it", WHOLE, 2.0, "mask")
+    is_all = not (torch.stack(seen).any(0) & ~allowed).any()  # other probes name a mask that also shows too much
+    sentence = f"{where} may see token {j}, which is hidden from it"
+    return Finding("wrong mask", sentence, WHOLE, 2.0 if is_all else 0.8, "mask")
