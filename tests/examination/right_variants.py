@@ -100,6 +100,21 @@ class RelativeTable(Written):
         return (scores + self.table[:, back]).softmax(-1)
 
 
+class GatedUnit(nn.Module):
+    """A gated attention unit: squared ReLUs of scores are the weights, exactly 0 for half of all pairs."""
+
+    def __init__(self):
+        super().__init__()
+        self.to_hidden, self.to_shared, self.to_out = nn.Linear(C, 4 * C), nn.Linear(C, 16), nn.Linear(2 * C, C)
+        self.gamma, self.beta = nn.Parameter(torch.randn(2, 16)), nn.Parameter(torch.randn(2, 16))
+
+    def forward(self, x):
+        gate, v = F.silu(self.to_hidden(x)).chunk(2, -1)
+        q, k = (F.silu(self.to_shared(x)).unsqueeze(-2) * self.gamma + self.beta).unbind(-2)
+        weights = F.relu(q @ k.mT / x.shape[1]).square()
+        return self.to_out(gate * (weights @ v))
+
+
 class TableOfWindow(TableViewed):
     """A table of relative positions whose rows are permuted to heads first, as in Swin."""
 
@@ -752,6 +767,7 @@ VARIANTS = [
     (Strided, {"expects": STRIDES, "sample": BATCH}),
     (Chunked, {"expects": Causal() & Documents([0, 0, 0, 1, 1, 1]), "sample": BATCH}),
     (PrefixModel, {"expects": Prefix(3) | Causal()}),
+    (GatedUnit, ALL),
     (TableOfWindow, ALL | {"sample": BATCH}),
     *(
         (make, ALL)

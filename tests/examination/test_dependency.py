@@ -156,3 +156,20 @@ def test_a_replaced_token_is_the_only_one_that_differs():
         assert torch.equal(x[1, :, 4], instead[1, :, 4])
         assert torch.equal(x[0], before[0])
         assert torch.equal(x[1, :, :4], before[1, :, :4])
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_pairs_without_weight_for_some_inputs_are_seen_in_others(is_causal):
+    """The weights of a squared ReLU are exactly 0 for half of all scores."""
+    torch.manual_seed(3)
+    w = torch.randn(3, 5, 5, dtype=torch.float64)
+    allowed = torch.ones(7, 7, dtype=torch.bool).tril() if is_causal else torch.ones(7, 7, dtype=torch.bool)
+
+    def compute(x):
+        q, k, v = (x @ each for each in w)
+        return ((q @ k.mT).relu().square() * allowed) @ v
+
+    make = lambda seed, size: (size * torch.randn(2, 7, 5, generator=torch.Generator().manual_seed(seed)).double(),)  # noqa: E731
+    strength = dependency.measure_by_gradient(compute, make, range(7))
+    for b in range(2):
+        assert torch.equal(strength[b, :, b] > 1e-11, allowed)

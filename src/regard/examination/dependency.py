@@ -13,6 +13,7 @@ Context = Callable[..., Tensor]  # inputs -> (b, t, c)
 Inputs = tuple[Tensor, ...]
 
 SIZES = (1 / 64, 1 / 8, 1.0, 4.0)  # of inputs: with small ones every visible key has weight
+MORE = (1.0,) * 12  # of further inputs, of which half leave out a pair
 PARALLEL, FAINT = 0.99, 1e-4
 
 
@@ -53,16 +54,25 @@ class Dependency:
 def measure_by_gradient(context: Context, make: Callable[[int, float], Inputs], rows: Sequence[int]) -> Tensor | None:
     """Compute the norm of each output's gradient on each token, (b, q, b, k), relative to the largest in its row.
 
-    The result is the largest over several sizes and seeds; rows that are not in `rows` are NaN. None without a gradient.
+    The result is the largest over several sizes and seeds, and over more of them if different pairs have no gradient for
+    different inputs, as behind a ReLU; rows that are not in `rows` are NaN. None without a gradient.
     """
     strengths: list[Tensor] = []
-    for seed, size in enumerate(SIZES):
+    for seed, size in enumerate((*SIZES, *MORE)):
+        if seed == len(SIZES) and not has_changing_zeros(strengths):
+            break
         inputs = tuple(x.requires_grad_() for x in make(seed, size))
         y = context(*inputs)
         if not y.requires_grad:
             return None
         strengths.append(normalize_rows(compute_gradient_norms(y, inputs, rows, seed)))
     return take_largest(strengths)
+
+
+def has_changing_zeros(strengths: Sequence[Tensor]) -> bool:
+    """Return whether a mask alone does not explain which strengths are exactly 0: they differ from input to input."""
+    zeros = [one == 0 for one in strengths]
+    return any(not torch.equal(one, zeros[0]) for one in zeros)
 
 
 def compute_gradient_norms(y: Tensor, inputs: Inputs, rows: Sequence[int], seed: int) -> Tensor:
