@@ -79,6 +79,22 @@ def test_heads_that_are_all_split_as_width_and_heads_are_right(form, joined):
     assert report, str(report)
 
 
+class NormedAfterSplit(Layer):
+    """Norms of queries and keys that are split as (width, heads) before: what the norms return are heads, in no order."""
+
+    def __init__(self):
+        super().__init__()
+        self.q_norm, self.k_norm = nn.LayerNorm(D), nn.RMSNorm(D)
+
+    def attend(self, q, k, v):
+        return super().attend(self.q_norm(q), self.k_norm(k), v)
+
+
+@pytest.mark.parametrize("form", [{}, {"is_fused": True, "has_kernel": True}])
+def test_norms_between_the_split_and_the_scores_are_no_finding(form):
+    assert not examine_layer(NormedAfterSplit, orders=("dh",) * 4, **form).findings
+
+
 @pytest.mark.parametrize("form", [{}, {"is_rotated": True, "has_kernel": True}, {"groups": 2, "is_rotated": True}])
 def test_columns_that_are_not_neighbors_are_stated(form):
     said = [one.what for one in examine_layer(**form).checked]

@@ -13,7 +13,7 @@ from regard.examination.bias_reading import describe_slopes, find_viewed_table, 
 from regard.examination.call_conventions import parse_role
 from regard.examination.identify.mistakes import ROLE, SOFTMAX, SPLIT, describe_mixed_heads
 from regard.examination.inner_calls import InnerCall
-from regard.examination.projection_source import ProjectionSource
+from regard.examination.projection_source import BY_WIDTH, ProjectionSource
 from regard.examination.report import UNUSED_HEADS, Checked, Finding, Unknown
 from regard.examination.rotary_reading import (
     Rotary,
@@ -265,7 +265,7 @@ def check_heads(calls: Sequence[InnerCall]) -> Finding | Checked | None:
         return None
     heads = calls[0].call.q.shape[1]
     of = HEADS if all(one.output is not None and one.v_source is not None for one in calls) else OWN_HEADS
-    strided = STRIDED if any(source is not None and source.is_strided for source in sources) else ""
+    strided = STRIDED if any(source is not None and source.order == BY_WIDTH for source in sources) else ""
     what = f"{of}: {heads} of width {calls[0].width}{strided}"
     return Checked(what, f"in {count_calls(calls)}, by the norms of queries and keys")
 
@@ -302,9 +302,9 @@ def find_mixed_heads(one: InnerCall) -> Finding | None:
 
 def describe_other_order(sources: Mapping[str, ProjectionSource]) -> str:
     """Describe that queries, keys and values are not all split into heads in the same order; "" if they are."""
-    orders = {letter: "(width, heads)" if source.is_strided else "(heads, width)" for letter, source in sources.items()}
+    orders = {letter: source.order for letter, source in sources.items() if source.order and len(set(source.slices)) > 1}
     for one, other in itertools.pairwise(orders):
-        if orders[one] != orders[other] and len(set(sources[one].slices)) > 1 < len(set(sources[other].slices)):
+        if orders[one] != orders[other]:
             return f"{WHO[one]} are split into heads as {orders[one]}, but {WHO[other]} as {orders[other]}"
     return ""
 

@@ -13,6 +13,7 @@ NEAR = {torch.float64: 1e-6, torch.float32: 1e-3}  # relative spread of a ratio 
 LEAST_TOKENS = 4  # rows (b, t) whose norms are compared: fewer would agree by chance
 TOKENS = 16  # rows (b, t) at most whose pairs of columns are compared
 
+BY_HEAD, BY_WIDTH = "(heads, width)", "(width, heads)"
 EXTRA = 8  # keys that a module adds of its own, at most
 
 
@@ -38,7 +39,7 @@ class ProjectionSource(NamedTuple):
     is_viewed: bool = False
     is_joined: bool = False  # with columns of another output, which are rotated, or of tokens in an unknown order
     slice_count: int = 0  # how many slices the output has; 0 if that is not known, or several slices fit a head
-    is_strided: bool = False  # the columns of a head are not neighbors, as those of (width, heads)
+    order: str = ""  # of the columns of all heads, BY_HEAD or BY_WIDTH; "" if it is not known, as of an output in heads
     is_ambiguous: bool = False  # several slices fit a head, so that `slices` says nothing about the heads
 
     def is_equal_to(self, x: Tensor) -> bool:
@@ -64,6 +65,8 @@ def find_source(x: Tensor, outputs: Sequence[ModuleOutput]) -> ProjectionSource 
             found = None if y is None else match_norms(one.name, part.double().norm(dim=-1), y, x.shape[-1], near)
             if found is None or y is None:
                 continue
+            if one.output.dim() == 4:
+                found = found._replace(order="")
             told = tell_slices_apart(part, y, found, near) if found.is_ambiguous else found
             if told is not None:
                 return told
@@ -166,15 +169,13 @@ def match_norms(name: str, norms: Tensor, y: Tensor, d: int, near: float) -> Pro
     b, h, t = norms.shape
     if b * t < LEAST_TOKENS or not norms.isfinite().all() or not (norms > 0).all():
         return None
-    for is_strided, parts in iterate_head_columns(y, h, d):
+    for order, parts in iterate_head_columns(y, h, d):
         found = choose_slices(norms.transpose(1, 2).flatten(0, 1), parts.norm(dim=-1).flatten(0, 1), near)
         if found is not None:
             slices, factor, is_sure = found
             projected = parts[:, :, list(slices)].transpose(1, 2) * factor
             count = parts.shape[2] if is_sure else 0
-            return ProjectionSource(
-                name, slices, factor, projected, slice_count=count, is_ambiguous=not is_sure, is_strided=is_strided
-            )
+            return ProjectionSource(name, slices, factor, projected, slice_count=count, order=order, is_ambiguous=not is_sure)
     if y.shape[-1] == h * d and h > 1:
         viewed = y.reshape(b, h, t, d)
         ratio = norms / viewed.norm(dim=-1)
@@ -184,16 +185,16 @@ def match_norms(name: str, norms: Tensor, y: Tensor, d: int, near: float) -> Pro
     return None
 
 
-def iterate_head_columns(y: Tensor, h: int, d: int) -> Iterator[tuple[bool, Tensor]]:
-    """Yield whether heads of width d of y (b, t, n) have columns that are not neighbors, and the heads (b, t, n / d, d).
+def iterate_head_columns(y: Tensor, h: int, d: int) -> Iterator[tuple[str, Tensor]]:
+    """Yield each order that the columns of heads of width d of y (b, t, n) may have, and the heads (b, t, n / d, d).
 
-    Such columns are in the order (width, heads), of all of y or of each block of h heads, as of queries, keys and values.
+    In the order (width, heads), of all of y or of each block of h heads, the columns of a head are not neighbors.
     """
-    yield False, y.unflatten(-1, (-1, d))
+    yield BY_HEAD, y.unflatten(-1, (-1, d))
     count = y.shape[-1] // d
     for heads in dict.fromkeys((count, h)) if d > 1 else ():
         if heads > 1 and count % heads == 0:
-            yield True, y.unflatten(-1, (-1, d, heads)).mT.flatten(2, 3)
+            yield BY_WIDTH, y.unflatten(-1, (-1, d, heads)).mT.flatten(2, 3)
 
 
 def choose_slices(norms: Tensor, slices: Tensor, near: float) -> tuple[tuple[int, ...], float, bool] | None:
