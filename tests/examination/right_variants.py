@@ -172,6 +172,18 @@ class SinksBesideScores(Written):
         return torch.cat([self.hide(scores), sinks], -1).softmax(-1)[..., :-1]
 
 
+class SinksInTheMask(SinksBesideScores):
+    """Sinks for a kernel: a key of zeros before the others, whose numbers in the mask are the sinks."""
+
+    def attend(self, q, k, v):
+        t = q.shape[2]
+        first = lambda x: torch.cat((torch.zeros_like(x[:, :, :1]), x), 2)  # noqa: E731
+        hidden = torch.zeros(t, t, dtype=q.dtype).masked_fill(torch.ones(t, t, dtype=torch.bool).triu(1), -torch.inf)
+        sinks = self.sinks.view(1, H, 1, 1).expand(1, H, t, 1).to(q.dtype)
+        mask = torch.cat((sinks, hidden.expand(1, H, t, t)), -1)
+        return F.scaled_dot_product_attention(q, first(k), first(v), mask)
+
+
 class LatentUnabsorbed(Latent):
     """Latent attention as it is trained: keys and values of each head are made from the latent."""
 
@@ -767,6 +779,7 @@ VARIANTS = [
     (Strided, {"expects": STRIDES, "sample": BATCH}),
     (Chunked, {"expects": Causal() & Documents([0, 0, 0, 1, 1, 1]), "sample": BATCH}),
     (PrefixModel, {"expects": Prefix(3) | Causal()}),
+    (SinksInTheMask, {}),
     (GatedUnit, ALL),
     (TableOfWindow, ALL | {"sample": BATCH}),
     *(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from regard.examination.inner_calls import InnerCall
+from regard.examination.inner_calls import FEW, InnerCall
 from regard.examination.report import Checked, Finding
 
 WHAT = "softcap, sinks and cached keys"
@@ -66,8 +66,8 @@ def find_wrong_sinks(one: InnerCall) -> tuple[str, str, str] | None:
     if held is None or one.is_stored_as_weights:
         return None
     cure = "Put each head's sink beside its scores before the softmax, and leave its weight out after it."
-    if one.call.sinks is None:  # a sink may also be a factor on the context, if the output is not of the weights alone
-        is_left_out = one.output is not None and not one.output.wrong and bool(held.isfinite().all())
+    if one.call.sinks is None:
+        is_left_out = has_plain_output(one) and bool(held.isfinite().all())
         does = "the module holds sinks, but no softmax has them, and the output is that of its weights and values alone"
         return ("wrong sinks", does, cure) if is_left_out else None
     held, used = held.detach().double().flatten().cpu(), one.call.sinks.detach().double().flatten().cpu()
@@ -75,6 +75,16 @@ def find_wrong_sinks(one: InnerCall) -> tuple[str, str, str] | None:
         return None
     turned = used.shape == held.shape and torch.allclose(used, -held, rtol=NEAR, atol=NEAR)
     return "wrong sinks", f"the sinks of the softmax are not those of the module{': their sign is turned' * turned}", cure
+
+
+def has_plain_output(one: InnerCall) -> bool:
+    """Return whether an output is that of weights and values alone, without a bias or a key that may hold sinks.
+
+    A sink may also be a factor on the context, which makes the output another one.
+    """
+    bias, is_read = one.call.bias, one.output is not None and not one.output.wrong
+    has_few_numbers = bias is None or bias.unique().numel() <= FEW
+    return is_read and has_few_numbers and one.call.k.shape[2] == one.call.q.shape[2]
 
 
 def find_sinks(module: nn.Module, heads: int) -> Tensor | None:
