@@ -38,6 +38,14 @@ def test_another_change_is_no_norm(shift):
     assert read_axes(x, x + shift) is None
 
 
+@pytest.mark.parametrize("shape", [(5, 7), (5, 1), (3, 5, 1), (1, 7)])
+def test_factors_of_a_position_are_no_norm(shape):
+    """They are the same in all sequences: cos without sin, or a temperature by the number of tokens."""
+    draw = torch.Generator().manual_seed(2)
+    x = torch.randn(2, 3, 5, 7, generator=draw, dtype=torch.float64)
+    assert read_axes(x, x * (torch.rand(shape, generator=draw, dtype=torch.float64) + 0.3)) is None
+
+
 def test_norms_of_two_kinds_are_one_finding_of_both():
     (finding, *_) = examine(NormsOfTwoKinds()).findings
     assert "over each head, but keys over all heads together" in finding.evidence

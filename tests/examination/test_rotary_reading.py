@@ -56,11 +56,17 @@ class SinOfTheNextPair(Changed):
         return turn_halves(x, angles.cos(), angles.roll(1, -1).sin())
 
 
+class WithoutSines(Changed):
+    def change(self, x, angles):
+        return x * angles.cos().repeat(1, 2)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize(
     ("made", "said"),
     [
+        (WithoutSines, "the sines are missing in the rotation of queries: a pair (a, b) becomes (a cos, b cos)"),
         (NeighboringTables, "the two columns of a pair of queries, columns i and i + d / 2, are rotated by different angles"),
         (Overwritten, "in the rotation of queries the first column of each pair is overwritten before the second is computed"),
         (SinOfTheNextPair, "columns of queries are not rotated: of token"),

@@ -80,10 +80,13 @@ def read_norms(one: InnerCall) -> Iterator[tuple[str, str | None]]:
 
 
 def read_axes(before: Tensor, after: Tensor) -> str | None:
-    """Return over what (b, h, t, d) was divided by its size: EACH, ALL or ACROSS; None if it was not, or in another way."""
+    """Return over what (b, h, t, d) was divided by its size: EACH, ALL or ACROSS; None if it was not, or in another way.
+
+    Factors that are the same in all sequences are those of positions.
+    """
     known = (before.abs() > FAINT * before.abs().max()) & (after != 0)
     factors = (after / before).abs().log().masked_fill(~known, torch.nan)
-    if measure_spread(factors) < NEAR:
+    if measure_spread(factors) < NEAR or (len(before) > 1 and measure_spread(factors - take_first(factors, 0)) < NEAR):
         return None
     alike_in_width = measure_spread(factors - take_first(factors, -1)) < NEAR
     if before.shape[1] == 1:

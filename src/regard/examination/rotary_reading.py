@@ -174,7 +174,11 @@ def describe_mixing(mixing: Tensor, style: str) -> str:
     zero = torch.zeros(())
     starts_plain = bool((mixing[0] - torch.eye(2)).abs().max() < 10 * NEAR)
     is_turned = is_equal(aa, bb) and is_equal(ab, -ba) and has_regular_factors((aa.square() + ab.square()).sqrt())
-    if is_turned or (is_equal(ab, zero) and is_equal(ba, zero)):
+    if is_equal(ab, zero) and is_equal(ba, zero):
+        cosines = (aa[1:2].clamp(-1, 1).arccos() * torch.arange(len(aa)).unsqueeze(1)).cos()
+        has_cosines = is_equal(aa, bb) and is_equal(aa, cosines) and not is_equal(aa, aa[:1])
+        return "the sines are missing in the rotation of {}: a pair (a, b) becomes (a cos, b cos)" if has_cosines else ""
+    if is_turned:
         return ""
     if is_equal(aa, bb) and is_equal(ab, ba):
         return "a minus is missing in the rotation of {}: a pair (a, b) becomes (a cos + b sin, b cos + a sin)"
