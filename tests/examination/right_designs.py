@@ -119,8 +119,16 @@ def differential(q, k, v):
     return (causal(one).softmax(-1) - 0.3 * causal(other).softmax(-1)) @ v
 
 
+class TemperedByPosition(Heads):
+    """Queries are multiplied by a factor that grows with their position, from 16 tokens on, as in Llama 4."""
+
+    def weights(self, q, k):
+        places = torch.arange(q.shape[2], dtype=q.dtype)
+        return super().weights(q * (1 + 0.1 * torch.log1p(((places + 1) / 16).floor())).unsqueeze(-1), k)
+
+
 LEFT = {"expects": Given(REAL), "sample": torch.randn(2, T, C, generator=torch.Generator().manual_seed(4))}
-PLAIN = (KeysAreValues, SpectralNorm, TalkingHeads, Gated, Checkpointed, Autocast, OptionalContext)
+PLAIN = (KeysAreValues, SpectralNorm, TalkingHeads, Gated, Checkpointed, Autocast, OptionalContext, TemperedByPosition)
 DESIGNS = [
     *((one.__name__, one, {}) for one in PLAIN),
     ("LeftPadded", LeftPadded, LEFT),

@@ -14,6 +14,7 @@ from regard.examination.identify.formula import format_formula
 from regard.examination.identify.match import CLOSE, LOOSE, Match
 from regard.examination.identify.trial import Trial, make_function_trial, make_target, make_trial
 from regard.examination.identify.variants import compute_context, find_blind_queries
+from regard.examination.position_factors import find_position_factors
 from regard.examination.report import Finding, Unknown
 
 LENGTHS = (40, 100, 128, 200, 257)  # tokens: whole and partial blocks of 16, 32, 64 and 128
@@ -24,6 +25,7 @@ BLOCKS = (
     "In each block: if its maximum exceeds the running maximum, multiply the running sum and output by exp(old - new); divide "
     "by the sum once, at the end. Rebuild a scale or a table that was made for fewer tokens."
 )
+MEANT = "nothing, if scores are meant to grow with the number of tokens, as with a temperature by log n"
 LAST = "Loop over every block of keys, including the shorter last one: range(0, t, block), keys[start : min(start + block, t)]."
 
 
@@ -71,7 +73,7 @@ def compare_lengths(case: Case, lengths: list[int], inputs: LongInputs) -> Findi
         return ""
 
 
-def check_formula(inputs: LongInputs, match: Match, lengths: list[int]) -> Finding | str:
+def check_formula(inputs: LongInputs, match: Match, lengths: list[int]) -> Finding | Unknown | str:
     """Compare outputs with the formula, in float64 if the difference may be rounding, which another probe checks."""
     case = inputs.case
     difference = find_formula_difference(inputs, match, lengths, CLOSE.get(case.usual_context.dtype, LOOSE))
@@ -86,14 +88,14 @@ def check_formula(inputs: LongInputs, match: Match, lengths: list[int]) -> Findi
     return find_formula_difference(replace(inputs, case=double, contexts={}), match, lengths, CLOSE[torch.float64])
 
 
-def find_formula_difference(long: LongInputs, match: Match, lengths: list[int], close: float) -> Finding | str:
+def find_formula_difference(long: LongInputs, match: Match, lengths: list[int], close: float) -> Finding | Unknown | str:
     """Return a finding for the shortest length at which outputs differ from the formula by more than `close`.
 
     If none differs, a phrase that states the tolerance; "" if the layout does not fit.
     """
     case = long.case
     products: dict[str, Tensor] = {}  # of the longest inputs; shorter inputs are their first tokens
-    finding = None
+    wrong: tuple[Trial, tuple[Tensor, ...], Tensor] | None = None
     for t in sorted(lengths, reverse=True):
         inputs = long.take_first(t)
         target = make_target(case, inputs, None, long.compute_context(t))
@@ -104,11 +106,24 @@ def find_formula_difference(long: LongInputs, match: Match, lengths: list[int], 
         products = products or {name: made for name, made in target.products.items() if made.dim() == 3}
         differences = compute_differences(trial, match)
         if (differences > close).any():
-            sentence = f"from {format_formula(match)}, which holds for {case.shapes.tokens} tokens"
-            finding = explain_difference(
-                case, inputs, differences > close, f"{float(differences.max()):.2g} of the largest output {sentence}"
-            )
-    return f", outputs within {close:.0e} of the formula" if finding is None else finding
+            wrong = trial, inputs, differences
+    if wrong is None:
+        return f", outputs within {close:.0e} of the formula"
+    trial, inputs, differences = wrong
+    few = case.shapes.tokens - case.shapes.gap
+    factors = find_position_factors(trial, lambda one: compute_differences(one, match), few, close)
+    if factors is not None:
+        return report_factors(factors)
+    sentence = f"from {format_formula(match)}, which holds for {case.shapes.tokens} tokens"
+    far = f"{float(differences.max()):.2g} of the largest output {sentence}"
+    return explain_difference(case, inputs, differences > close, far)
+
+
+def report_factors(factors: Tensor) -> Unknown:
+    """Return that queries are multiplied by factors of their positions, which may be meant so."""
+    first = int((factors != 1).int().argmax())
+    what = f"queries from {first} on are multiplied by factors of their position, from {float(factors[first:].min()):.3g} to "
+    return Unknown(f"whether it is intended that {what}{float(factors.max()):.3g}", MEANT)
 
 
 def compute_differences(trial: Trial, match: Match) -> Tensor:
