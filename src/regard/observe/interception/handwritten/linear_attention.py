@@ -223,7 +223,7 @@ def mixes_within_tokens(frames: list[ModuleFrame], product: LabelledProduct, lab
     count, rows = (math.prod(map(product.get_size, one)) for one in (batch, labels))
     inputs = (x for frame in frames for x in frame.input_tensors)
     shapes = [x.shape for x in inputs if x.dim() == 3 or (x.dim() == 2 and not x.is_floating_point())]
-    are_tokens = any(rows in shape for shape in shapes)
+    are_tokens = any(rows in (shape if rows > 1 else shape[1:]) for shape in shapes)  # a batch of 1 is no token
     return not are_tokens and any(count == shape[0] * shape[1] for shape in shapes)
 
 
