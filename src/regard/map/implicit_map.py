@@ -224,10 +224,12 @@ class ImplicitMap(SignedMap):
         bias = self.mechanism.bias if isinstance(self.mechanism, Convolution) else None
         return 0.0 if bias is None else bias[0, h].double()
 
+    @property
+    def title(self) -> str:
+        """The name of the mechanism."""
+        if isinstance(self.mechanism, LinearRecurrence | Convolution):
+            return next(name for name, one in MECHANISMS.items() if isinstance(self.mechanism, one))
+        return self.mechanism.title or "weights without a softmax"
+
     def __repr__(self) -> str:
-        mechanism = self.mechanism
-        if isinstance(mechanism, LinearRecurrence | Convolution):
-            kind = next(name for name, one in MECHANISMS.items() if isinstance(mechanism, one))
-        else:
-            kind = mechanism.title or "weights without a softmax"
-        return f"ImplicitMap{self.shape}, {kind}, {self.nbytes / 1e6:.3g} MB stored"
+        return f"ImplicitMap{self.shape}, {self.title}, {self.nbytes / 1e6:.3g} MB stored"

@@ -71,6 +71,8 @@ def find_finding(entry: RecordingEntry, alive: Alive, wanted: str | None = None)
     The head is the one whose score is surely the largest, by the lower end of its interval, of the most telling kind for
     which there is one. A leak comes before all kinds. Without any, it is the head of the largest weight on another word.
     """
+    if not entry.attention_layers:
+        return None
     attention = choose_attention(entry)
     found = find_in_words(entry, attention, alive, wanted)
     return found and replace(found, sentences=name_units(found.sentences, entry.find_unit(attention)))

@@ -1,6 +1,6 @@
 """Handlers of the addresses under /api that answer GET in one piece, and the heads they need."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -10,7 +10,8 @@ from starlette.responses import Response
 from torch import Tensor
 
 from regard.errors import ConfigError
-from regard.show.page import attributions, exact_weights, params
+from regard.map.implicit_map import ImplicitMap
+from regard.show.page import attributions, exact_weights, implicit_pictures, params
 from regard.show.page.finding import FINDINGS
 from regard.show.page.head_pictures import Alive, OpenedHead, make_thumbnails
 from regard.show.page.json_encoding import encode_json
@@ -218,6 +219,31 @@ def handle_finding(session: Session, request: Request, alive: Alive) -> Response
     return make_json_response({"finding": None if found is None else found.to_dict()})
 
 
+def handle_implicit(session: Session, request: Request, alive: Alive) -> Response:
+    """Return a picture of a head of a layer without a softmax: signed numbers of 32 bits, the mean or the largest in size."""
+    query, entry = request.query_params, get_entry(session, request)
+    how: Any = params.parse_choice(query, "how", ("mean", "max"))
+    layer, m = get_implicit_map(entry, query)
+    size = implicit_pictures.count_pixels(entry.implicit_layers[layer], entry.implicit_pixels)
+    return make_number_response(implicit_pictures.draw_implicit(m, *size, how, alive))
+
+
+def handle_implicit_cell(session: Session, request: Request, alive: Alive) -> Response:
+    """Return one entry of a head of a layer without a softmax, with all its digits; null if it is no finite number."""
+    query, entry = request.query_params, get_entry(session, request)
+    _, m = get_implicit_map(entry, query)
+    q, k = (params.parse_integer(query, name) for name in ("q", "k"))
+    check_index("q", q, m.shape[2])
+    check_index("k", k, m.shape[3])
+    return make_json_response({"entry": implicit_pictures.get_entry_number(m, q, k)})
+
+
+def get_implicit_map(entry: RecordingEntry, query: Mapping[str, str]) -> tuple[int, ImplicitMap]:
+    """Return the number of a requested layer without a softmax, and the map (1, 1, q, k) of the requested head."""
+    layer, b, head = (params.parse_integer(query, name, 0) for name in ("layer", "b", "head"))
+    return layer, entry.get_implicit_map(layer, b, head)
+
+
 def parse_target(request: Request) -> tuple[int | None, int | None]:
     """Parse the position and the token of a logit, None for the last position and for the likeliest token."""
     query = request.query_params
@@ -252,6 +278,8 @@ LONG_HANDLERS: dict[str, Callable[[Session, Request, Alive], Response]] = {  # t
     "influence": handle_influence,
     "ablation": handle_ablation,
     "finding": handle_finding,
+    "implicit": handle_implicit,
+    "implicit_cell": handle_implicit_cell,
 }
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from regard.errors import ConfigError
 from regard.map import AttentionMap
+from regard.map.implicit_map import ImplicitMap
 from regard.observe import Recording
 from regard.observe.head_kinds import Head
 from regard.observe.head_scores import UserScore
@@ -20,9 +21,16 @@ from regard.observe.places import AudioFrames
 from regard.observe.run import KINDS
 from regard.observe.words import TextPair, select_axis_words
 from regard.observe.words import split_rows as by_row
-from regard.show.axis_words import choose_attention_kind, describe_implicit_layers
+from regard.show.axis_words import choose_attention_kind
 from regard.show.page import memory_size
 from regard.show.page.image_places import GridTable, name_places
+from regard.show.page.implicit_pictures import (
+    PICTURE_PIXELS,
+    ImplicitLayer,
+    build_implicit_map,
+    list_implicit_layers,
+    summarize_implicit,
+)
 from regard.show.page.select_head import hide_first_token, select_head
 
 MAX_FIRST_WORDS = 2000  # maximum words per list in the summary
@@ -86,11 +94,9 @@ class RecordingEntry:
     other_model: str | None = None  # the name of the model that read the text, where it is not the first of the page
     head_rows: dict[tuple[str, str | None], tuple[list[Head], list[str]]] = field(default_factory=dict)  # the kinds of heads
     _maps: "OrderedDict[MapKey, tuple[AttentionMap, int]]" = field(default_factory=OrderedDict)  # with the bytes of each
+    implicit_pixels: int = PICTURE_PIXELS  # along each side of a picture of a layer without a softmax
+    _implicit: tuple[int, ImplicitMap] | None = None  # the number and the map of the layer without a softmax used last
     _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def __post_init__(self) -> None:
-        implicit = describe_implicit_layers(self.recording) if self.recording.runs else None
-        self.notes = [*self.notes, *([] if implicit is None else [implicit])]
 
     @cached_property
     def without_first(self) -> "RecordingEntry":
@@ -110,9 +116,30 @@ class RecordingEntry:
                 if names:
                     numbers = tuple(self.recording.heads(n, kind, part) for n in range(len(names)))
                     found.append(AttentionLayers(kind, part, tuple(names), shapes, numbers))
-        if not found:
-            choose_attention_kind(self.recording)  # raises ConfigError, with what the recording has instead
+        if not found and not self.implicit_layers:
+            choose_attention_kind(self.recording)  # raises ConfigError
         return found
+
+    @property
+    def implicit_layers(self) -> list[ImplicitLayer]:
+        """Recorded layers without a softmax, of all parts."""
+        return self.described_implicit[0]
+
+    @cached_property
+    def described_implicit(self) -> tuple[list[ImplicitLayer], list[str]]:
+        """Recorded layers without a softmax, and a sentence on each that has no map."""
+        return list_implicit_layers(self.recording.last) if self.recording.runs else ([], [])
+
+    def get_implicit_map(self, layer: int, b: int, head: int) -> ImplicitMap:
+        """Return the map (1, 1, q, k) of a head of a layer without a softmax. Raises ConfigError where there is none."""
+        check_index("layer", layer, len(self.implicit_layers))
+        one = self.implicit_layers[layer]
+        check_index("b", b, one.shape[0])
+        check_index("head", head, one.shape[1])
+        with self._lock:
+            if self._implicit is None or self._implicit[0] != layer:
+                self._implicit = layer, build_implicit_map(self.recording.last, one.calls)
+            return self._implicit[1].select(batch=b, heads=head)
 
     def get_layers(self, place: HeadPlace) -> AttentionLayers:
         """Return the layers of a place's kind and part. Raises ConfigError where there are none."""
@@ -202,7 +229,7 @@ class RecordingEntry:
         rows = self.word_rows or ([self.place_names] if self.place_names else [])
         if not rows:
             return {}
-        check_index("b", b, max(len(rows), *(shape[0] for one in self.attention_layers for shape in one.shapes)))
+        check_index("b", b, max(len(rows), self.count_batch_rows()))
         words = get_row_words(b, rows)
         counts = {
             shape[2] for one in self.attention_layers if one.kind == "self" for shape in one.shapes if shape[3] == len(words)
@@ -246,15 +273,24 @@ class RecordingEntry:
         parts = (tokens.rows, tokens.columns, tokens.read) if isinstance(tokens, TextPair) else (tokens,)
         return max(len(by_row(words)) if words else 0 for words in parts)
 
+    def count_batch_rows(self) -> int:
+        """Return the number of batch rows of the layer that has the most."""
+        shapes = [shape for one in self.attention_layers for shape in one.shapes]
+        return max((shape[0] for shape in (*shapes, *(one.shape for one in self.implicit_layers))), default=0)
+
     def find_word_list(self, attention: AttentionLayers, axis: int) -> str | None:
         """Return the name of the list of words along an axis, 0 for rows or 1 for columns; None where none fits all layers."""
         lengths = {shape[2 + axis] for shape in attention.shapes}
+        return self.find_list_name(attention.kind, attention.names[0], axis, lengths)
+
+    def find_list_name(self, kind: str, name: str, axis: int, lengths: set[int]) -> str | None:
+        """Return the name of the list of words along an axis of a module's layers; None where their lengths are others."""
         lists, tokens = self.get_word_lists(), self.recording.tokens
         if isinstance(tokens, TextPair):
-            own = select_axis_words(tokens, attention.kind, attention.names[0])[axis]
-            name = "source" if own is tokens.columns else "words" if own is tokens.rows else "read"
-            lists = {name: lists[name]}
-        return next((name for name, words in lists.items() if {len(words)} == lengths), None)
+            own = select_axis_words(tokens, kind, name)[axis]
+            chosen = "source" if own is tokens.columns else "words" if own is tokens.rows else "read"
+            lists = {chosen: lists[chosen]}
+        return next((one for one, words in lists.items() if {len(words)} == lengths), None)
 
 
 def get_row_words(b: int, rows: list[Sequence[str]]) -> Sequence[str]:
@@ -333,7 +369,7 @@ def summarize_entry(entry: RecordingEntry) -> dict[str, Any]:
         "id": entry.id,
         "model": truncate_word(entry.recording.model),
         "text": text[:TEXT_LETTERS],
-        "batch": max((shape[0] for one in entry.attention_layers for shape in one.shapes), default=0),
+        "batch": max((shape[0] for one in entry.attention_layers for shape in one.shapes), default=entry.count_batch_rows()),
         "attentions": [
             {
                 "kind": one.kind,
@@ -345,6 +381,7 @@ def summarize_entry(entry: RecordingEntry) -> dict[str, Any]:
             }
             for one in entry.attention_layers
         ],
+        "implicit": summarize_implicit(entry.implicit_layers, entry.implicit_pixels, entry.find_list_name),
         **({"images": list(entry.images), "grids": grids.grids} if entry.images else {}),
         "words": {name: {"count": len(some), "first": select_first_words(some)} for name, some in words.items()},
         "next": entry.next_words,
@@ -355,7 +392,7 @@ def summarize_entry(entry: RecordingEntry) -> dict[str, Any]:
             f"{one.module or 'the model'}: {one.kernel} was not recorded: {one.reason}."
             for one in entry.recording.missed[:MAX_MISSED]
         ],
-        "notes": entry.notes,
+        "notes": [*entry.notes, *entry.described_implicit[1]],
         "examines": entry.text is not None,
         "attributable": entry.ids is not None,
         "request": make_request(entry),

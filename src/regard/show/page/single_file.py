@@ -28,6 +28,7 @@ from regard.show.page.finding import find_finding
 from regard.show.page.head_pictures import OpenedHead, stream_head
 from regard.show.page.head_table import stream_head_table
 from regard.show.page.image_places import encode_image, iterate_rollout_codes
+from regard.show.page.implicit_pictures import choose_file_pixels, iterate_implicit_pictures, note_limits
 from regard.show.page.json_encoding import encode_json
 from regard.show.page.module_bundle import bundle_modules
 from regard.show.page.recording_entry import AttentionLayers, HeadPlace, RecordingEntry, summarize_entry, truncate_word
@@ -111,6 +112,8 @@ def render_page(entry: RecordingEntry, wanted: str | None = None, framed: bool =
             f"This file contains pictures with {2**finest} x {2**finest} weights per pixel and coarser, as many as fit; "
             "regard serve shows every weight."
         )
+    entry.implicit_pixels = choose_file_pixels(entry.implicit_layers)
+    entry.notes += note_limits(entry.implicit_layers, entry.implicit_pixels)
     parts = [render_script(name, data) for name, data in drop_repeated(iterate_answers(entry, finest, wanted))]
     return render_document(entry, parts, framed)
 
@@ -150,6 +153,8 @@ def iterate_answers(entry: RecordingEntry, finest: int, wanted: str | None) -> I
             for layer, row, codes in iterate_rollout_codes(entry.recording, attention.part, attention.shapes):
                 named = f"kind=self&part={attention.part or ''}&b={row}&layer={layer}"
                 yield f"{entry.id}/rollout?{named}", encode_little_endian(codes, "<u2")
+    for name, data in iterate_implicit_pictures(entry.implicit_layers, entry.implicit_pixels, entry.get_implicit_map):
+        yield f"{entry.id}/{name}", data
     finding = find_finding(entry, do_nothing, wanted)
     yield f"{entry.id}/finding", encode_json({"finding": None if finding is None else finding.to_dict()})
     for one in list_examples():

@@ -20,17 +20,18 @@ import { view as compare } from "./views/compare/compare.js";
 import { view as generate } from "./views/generate/generate.js";
 import { view as heads } from "./views/heads/heads.js";
 import { hasImage, view as image } from "./views/image/image.js";
+import { hasImplicit, view as implicit } from "./views/implicit/implicit.js";
 import { view as map } from "./views/map/heat_map.js";
 import { view as steps } from "./views/steps/steps.js";
 import { view as text } from "./views/text/text.js";
 import { view as type } from "./views/type/type.js";
 
-const VIEWS = [type, image, text, heads, map, steps, compare, generate]; // in the order of the tabs
+const VIEWS = [type, image, text, heads, map, implicit, steps, compare, generate]; // in the order of the tabs
 const ALONE = ["type", "steps", "generate"]; // views that work without a recording
 const TAKES_FIRST_OUT = ["type", "text", "heads", "map"]; // views with the switch that takes the first word out
 const NEAR = 12; // maximum number of words to go back to find one with letters
 const LOADING_PERIOD = 500; // milliseconds between questions how far the models are loaded
-const EMPTY = { image: null, text: null, words: null, heat: null, seed: null, word: null, example: null, q: null, k: null, x: null, y: null, zoom: null, way: null, at: null, token: null, find: null, off: null }; // nothing selected
+const EMPTY = { image: null, text: null, words: null, heat: null, seed: null, word: null, example: null, q: null, k: null, x: null, y: null, zoom: null, way: null, at: null, token: null, find: null, off: null, mixer: null, channel: null }; // nothing selected
 const find = (id) => document.getElementById(id);
 
 async function bootPage() {
@@ -75,6 +76,7 @@ async function loadOwnRecordings({ source, own, shelf }) {
 function makeFirstState({ start }) {
   const [summary] = start.recordings;
   if (!summary) return { view: start.model ? "type" : "text", find: start.opening };
+  if (!hasSoftmax(summary)) return { view: "implicit" };
   return hasImage(summary) ? { view: "image", ...makeInitialState(summary) } : { view: "text", ...makeInitialState(summary), find: "clearest" };
 }
 
@@ -111,13 +113,19 @@ function renderTools(page) {
     },
     link: (changes) => formatLink({ ...parseLink(location.hash), ...changes }),
     summary: () => findSummary(page, app.state()),
-    shelf: () => page.shelf,
+    shelf: () => page.shelf.filter(hasSoftmax),
     // Add a recording to the list; one that the visitor made is also there at the next visit.
     add(summary, isOwn = true) {
       if (isOwn && !page.start.recordings.some((one) => one.id === summary.id)) page.own.add(summary.id);
       page.shelf = [...page.shelf.filter((one) => one.id !== summary.id), summary];
     },
     attention: () => findAttention(app.summary(), app.state()),
+    // Return the list of the words of the queries, their number, and the place of the first one in the list.
+    queries() {
+      const [summary, state] = [app.summary(), app.state()];
+      const { words, offset, queries } = state.view === "implicit" ? summary.implicit[state.mixer] : { words: app.attention().rows, offset: 0, ...app.attention().layers[state.layer] };
+      return { list: words, first: offset, total: queries };
+    },
     // Return what is shown: "word", or "patch" of an image or "frame" of sound without words; Generate and examples have words.
     unit() {
       const { view, example } = app.state();
@@ -167,15 +175,37 @@ function renderTools(page) {
   return app;
 }
 
-// List the views that this page can show: Type and Generate need a model, Image a recording with an image.
-const listViews = ({ start, shelf }) => VIEWS.filter((one) => ({ type: Boolean(start.model), generate: start.writes, image: shelf.some(hasImage) })[one.name] ?? true);
-const findView = (page, state) => listViews(page).find((one) => one.name === state.view) ?? text;
-const findSummary = (page, { r }) => (r ? page.shelf.find((one) => one.id === r) : page.start.recordings[0]);
+const hasSoftmax = (summary) => summary.attentions.length > 0;
+
+// List the views that this page can show: Type and Generate need a model, Image a recording with an image, others one with a softmax
+// or with layers without one.
+function listViews({ start, shelf }) {
+  const softmax = !shelf.length || shelf.some(hasSoftmax);
+  const shown = { type: Boolean(start.model), generate: start.writes, image: shelf.some(hasImage), implicit: shelf.some(hasImplicit), steps: true };
+  return VIEWS.filter((one) => shown[one.name] ?? softmax);
+}
+
+const findRecording = (page, { r }) => (r ? page.shelf.find((one) => one.id === r) : page.start.recordings[0]);
+
+// Return the view of a state, or one that can show its recording.
+function findView(page, state) {
+  const [summary, found] = [findRecording(page, state), listViews(page).find((one) => one.name === state.view) ?? text];
+  if (!summary || ALONE.includes(found.name)) return found;
+  if (!hasSoftmax(summary)) return implicit;
+  return found === implicit && !hasImplicit(summary) ? text : found;
+}
+
+// Return the recording of a state; one without a softmax is not shown by views that work without a recording.
+function findSummary(page, state) {
+  const summary = findRecording(page, state);
+  return summary && !hasSoftmax(summary) && ALONE.includes(findView(page, state).name) ? undefined : summary;
+}
 
 // Return a state whose view, recording, kind, part, layer, head and places exist.
 function clampState(page, state) {
   const summary = findSummary(page, state);
   const found = { ...state, r: summary?.id, view: findView(page, state).name };
+  if (found.view === "implicit" && summary) return clampImplicit(summary, found);
   const attention = summary && findAttention(summary, state);
   if (!attention) return found;
   found.kind = attention.kind;
@@ -187,6 +217,16 @@ function clampState(page, state) {
   if (state.q !== undefined) found.q = clampIndex(state.q, layer.queries);
   if (state.k !== undefined) found.k = clampIndex(state.k, layer.keys);
   if (state.at !== undefined) found.at = clampIndex(state.at, layer.queries);
+  return found;
+}
+
+// Return a state of the layers without a softmax whose layer, head, batch row and places exist.
+function clampImplicit(summary, state) {
+  const mixer = clampIndex(state.mixer, summary.implicit.length);
+  const { heads, batch, queries, keys } = summary.implicit[mixer];
+  const found = { ...state, mixer, channel: clampIndex(state.channel, heads), b: clampIndex(state.b, batch) };
+  if (state.q !== undefined) found.q = clampIndex(state.q, queries);
+  if (state.k !== undefined) found.k = clampIndex(state.k, keys);
   return found;
 }
 
@@ -288,8 +328,7 @@ function choosePlace({ shelf }, id) {
 
 // Render the list of recordings, hidden if there is no choice, and the button that clears the visitor's own.
 function renderRecordings(page, app) {
-  const findRecording = (id) => page.shelf.find((one) => one.id === id);
-  const choose = (id) => app.go({ ...EMPTY, r: id, ...linkRequest(findRecording(id)), ...choosePlace(page, id) });
+  const choose = (id) => app.go({ ...EMPTY, r: id, ...linkRequest(findRecording(page, { r: id })), ...choosePlace(page, id) });
   const select = el("select", { "aria-label": "Recording", onchange: () => choose(select.value) });
   const clear = el("button", { class: "quiet", title: "Clear the list of the recordings that you made", onclick: () => clearRecordings(page, app) }, "Clear");
   const fill = () => {

@@ -1,6 +1,6 @@
 // The source of a page in a single file: the answers of the server, computed from the data in the file.
 
-import { decodeWeight, encodeWeight, readCodes, roundCode } from "./weight_codes.js";
+import { decodeWeight, encodeWeight, readCodes, readNumbers, roundCode } from "./weight_codes.js";
 import { Fault } from "./page_error.js";
 import { TILE, countLevels } from "./tile_cache.js";
 
@@ -162,6 +162,14 @@ export function createFileSource() {
     async rollout(r, { q, ...place }) {
       const { keys } = size(r, place);
       return readCodes((await bytes(nameRollout(r, place))).buffer).subarray(q * keys, (q + 1) * keys);
+    },
+    async implicit(r, { layer, b, head, how }) {
+      const found = await bytes(`${r}/implicit?layer=${layer}&b=${b}&head=${head}&how=${how}`);
+      if (!found) throw new Fault("This file does not contain this head. To see all heads, run `regard serve` with the recording.");
+      return readNumbers(found.buffer);
+    },
+    async implicitCell() {
+      throw new Fault("This file contains only a coarser picture of this layer. To see single entries, run `regard serve` with the recording.");
     },
     row,
     column,

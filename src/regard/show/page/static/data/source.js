@@ -28,6 +28,8 @@ function createServerSource() {
     // Return the weights of a "row", a "column" or a "tile" with the digits of a float32, NaN where one is hidden.
     exact: async (r, what, query) => (await fetchBinary(makeAddress(r, what, { ...query, exact: 1 }), undefined, readNumbers)).codes,
     top: (r, query, signal) => fetchJson(makeAddress(r, "top", query), { signal }),
+    implicit: async (r, query, signal) => (await fetchBinary(makeAddress(r, "implicit", query), signal, readNumbers)).codes,
+    implicitCell: (r, query, signal) => fetchJson(makeAddress(r, "implicit_cell", query), { signal }),
     settings: (r, signal) => fetchJson(makeAddress(r, "settings", {}), { signal }),
     target: (r, query, signal) => fetchJson(makeAddress(r, "target", query), { signal }),
     attribution: (r, query, signal) => fetchBinary(makeAddress(r, "attribution", query), signal, readNumbers),

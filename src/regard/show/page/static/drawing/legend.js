@@ -4,6 +4,8 @@ import { formatColor, shadeDifference, shadeSigned, shadeWeight, listTicks } fro
 import { el } from "./elements.js";
 import { formatThreeDigits } from "./number_format.js";
 
+const SIGNED_DECADES = 4; // of a log scale of signed numbers; smaller ones have the color of 0
+
 // Make the content of a legend of weights: {title, colour(share 0 to 1), ticks: [[place, text]]}.
 export function makeWeightScale(scale, title = "weight") {
   return { title, colour: shadeWeight, ticks: listTicks(scale).map(([place, value]) => [place, formatTick(value, scale)]) };
@@ -15,10 +17,17 @@ export function makeDifferenceScale(high, shade = shadeDifference) {
   return { title: "difference", colour: (share) => shade(2 * share - 1), ticks: places.map(([place, value]) => [place, value ? formatThreeDigits(value) : "0"]) };
 }
 
+// Return the share, from -1 to 1, of a number from -high to high in a scale of signed numbers: linear, or log over some decades.
+export function shareSigned({ name, high }, value) {
+  const size = Math.abs(value) / high;
+  return Math.sign(value) * (name === "log" ? Math.max(1 + Math.log10(size) / SIGNED_DECADES, 0) : size);
+}
+
 // Make the content of a legend of effects, from -high to high, with the meaning of either color in words.
 export function makeSignedScale({ name, high }, { title, raises, lowers }) {
-  const shares = name === "root" ? [-1, -0.5, 0, 0.5, 1] : [-1, 0, 1];
-  const write = (share) => String(Number((high * (name === "root" ? share ** 2 : Math.abs(share))).toPrecision(3)));
+  const shares = name === "linear" ? [-1, 0, 1] : [-1, -0.5, 0, 0.5, 1];
+  const size = { linear: Math.abs, root: (share) => share ** 2, log: (share) => share && 10 ** (SIGNED_DECADES * (Math.abs(share) - 1)) }[name];
+  const write = (share) => String(Number((high * size(share)).toPrecision(3)));
   const ticks = shares.map((share) => [(share + 1) / 2, `${share < 0 ? "−" : share > 0 ? "+" : ""}${write(share)}`]);
   return { title: `${title}: right ${raises}, left ${lowers}`, colour: (share) => shadeSigned(2 * share - 1), ticks, signs: { raises, lowers } };
 }

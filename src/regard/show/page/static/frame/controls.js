@@ -5,6 +5,7 @@ import { chooseScaleName } from "../drawing/color.js";
 import { el } from "../drawing/elements.js";
 import { TERMS } from "./glossary.js";
 import { renderOffButton } from "./heads_off.js";
+import { chooseImplicitLayer, isPooled } from "./implicit_controls.js";
 import { countImageRows, countWindows, findImageRow } from "./image_rows.js";
 import { getHeadNumber } from "./selected_word.js";
 import { renderSinkSwitch } from "./sink_switch.js";
@@ -22,6 +23,7 @@ export const isCrossText = (summary, attention) => attention?.kind === "cross" &
 // Return the initial place in a recording: cross attention if it has any, all heads, and the middle layer, because the first
 // layers attend mostly to neighbors.
 export function makeInitialState(summary) {
+  if (!summary.attentions.length) return {};
   const seeing = summary.attentions.findLast((one) => one.layers.some(({ grids }) => grids)); // the words of a text that has images
   const { kind, part, layers } = summary.attentions.find((one) => isCrossText(summary, one)) ?? seeing ?? summary.attentions[0];
   const placed = layers.findLastIndex(({ grids }) => grids); // what the last layer looks at is clearest in an image
@@ -83,12 +85,19 @@ const CONTROLS = {
     return count < 2 ? null : renderStepper(app, name, "b", findImageRow(summary, layer, state), listNumbers(count), go);
   },
   how: (app, state) => getLongestAxis(app, state) > TILE && renderChoice(app, "how", state.how ?? "mean", [["mean", "mean"], ["max", "max"]], "Value of a pixel that covers many weights", TERMS["mean, max"]),
+  implicitText(app, state) {
+    const { batch } = chooseImplicitLayer(app.summary(), state);
+    return batch < 2 ? null : renderStepper(app, "text", "b", state.b, listNumbers(batch));
+  },
+  channel: (app, state) => renderStepper(app, "head", "channel", state.channel, listNumbers(chooseImplicitLayer(app.summary(), state).heads)),
+  pooling: (app, state) => isPooled(chooseImplicitLayer(app.summary(), state)) && renderChoice(app, "how", state.how ?? "mean", [["mean", "mean"], ["max", "largest"]], "Value of a pixel that covers many entries", TERMS["mean, largest"]),
   off: renderOffButton,
   show: renderSettingSwitch,
   sink: renderSinkSwitch,
   target: renderTargetChoice,
   scale(app, state) {
-    const keys = app.attention()?.layers[state.layer]?.keys ?? 1;
+    const layer = state.view === "implicit" ? chooseImplicitLayer(app.summary(), state) : app.attention()?.layers[state.layer];
+    const keys = layer?.keys ?? 1;
     return renderChoice(app, "scale", chooseScaleName(state, keys), [["log", "log"], ["linear", "linear"]], "Color scale", TERMS["log, linear"]);
   },
 };

@@ -55,13 +55,14 @@ const PICTURES = {
   text: "Each word is shaded by its weight for the selected word, or with the arrow turned by how much it attends to that word. The list names the largest.",
   heads: "Each small picture is a head: rows are the words that look (queries), columns those looked at (keys). The cards name the clearest heads, with their score, its 95 % interval, and the number of words it is measured on.",
   map: "One head whole: a row for each word that looks (query), a column for each word looked at (key). The bars at the side say how spread the attention of each word is, those below how much each word receives.",
+  implicit: "One head of a layer without a softmax: a row for each word whose output is computed (query), a column for each word whose value is mixed in (key). Each entry is what that value is multiplied by. It can be above or below 0, and a row need not sum to 1.",
   steps: "The computation of one head, a step at a time. At the side, how one weight came about: the numbers of the query and of the key, their products, which add up to the score, its place in the softmax, and what it adds to the new vector.",
   compare: "Two heads, texts or models, and their difference: the first has more where it is orange, the second where it is blue.",
   generate: "Each token that the model wrote, a word or a piece of one, with the tokens it looked at, those that moved it, and the likeliest alternatives.",
 };
 
 // Render what the picture of the view shows.
-const renderPicture = (app) => [el("h2", {}, "What is seen"), el("p", { class: "explained" }, app.inUnits(`${PICTURES[app.state().view]} ${WEIGHTS}`))];
+const renderPicture = (app) => [el("h2", {}, "What is seen"), el("p", { class: "explained" }, app.inUnits([PICTURES[app.state().view], app.state().view !== "implicit" && WEIGHTS].filter(Boolean).join(" ")))];
 
 // Render the words of the view's controls, and what they mean.
 const renderTerms = (app) => [el("h2", {}, "Words"), el("dl", { class: "terms" }, listTerms(app).map(([word, text]) => [el("dt", {}, word), el("dd", {}, text)]))];

@@ -1,7 +1,7 @@
 // The state of the page as readable pairs after the # of its address: links contain it, and the history restores it.
 
-const NUMBERS = ["b", "layer", "head", "q", "k", "x", "y", "zoom", "at", "token", "image", "words", "seed", "word", "chat"];
-const FIRST = { view: "text", kind: "self", part: null, b: 0, layer: 0, head: 0, show: "weight" };
+const NUMBERS = ["b", "layer", "head", "q", "k", "x", "y", "zoom", "at", "token", "image", "words", "seed", "word", "chat", "mixer", "channel"];
+const FIRST = { view: "text", kind: "self", part: null, b: 0, layer: 0, head: 0, show: "weight", mixer: 0, channel: 0 };
 
 // Return the state of a hash, with defaults for what it omits.
 export function parseLink(hash) {

@@ -11,7 +11,7 @@ const PAGE = 2000;
 export function createSearch(app) {
   return () => {
     if (!app.summary()) return;
-    const list = app.attention().rows;
+    const { list, first, total } = app.queries();
     let running = 0;
     const input = el("input", { type: "search", "aria-label": app.inUnits("Find a word"), placeholder: app.inUnits("a word or its number"), autofocus: true, oninput: () => look() });
     const found = el("div", { class: "found" });
@@ -33,12 +33,11 @@ export function createSearch(app) {
       told.textContent = "";
       if (!wanted) return;
       const book = app.book();
-      const total = app.attention().layers[app.state().layer].queries;
       const number = /^\d+$/.test(wanted) && Number(wanted) < total ? [Number(wanted)] : [];
-      for (const place of number) found.append(row(place, (await book.words(list, place, place + 1))[0]));
+      for (const place of number) found.append(row(place, (await book.words(list, first + place, first + place + 1))[0]));
       let hits = number.length;
       for (let from = 0; from < total && hits < MOST; from += PAGE) {
-        const words = await book.words(list, from, Math.min(from + PAGE, total));
+        const words = await book.words(list, first + from, first + Math.min(from + PAGE, total));
         if (run !== running) return;
         told.textContent = app.inUnits(`${formatCount(Math.min(from + PAGE, total))} of ${formatCount(total)} words searched`);
         for (const [n, word] of words.entries()) {

@@ -1,0 +1,50 @@
+"""Recordings of layers without a softmax, alone and beside others."""
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention, silu
+
+import regard
+
+B, H, D = 2, 3, 5
+
+
+class SiluAttention(torch.nn.Module):
+    """Weights that are the silu of scores: signed, and of any sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (torch.nn.Linear(H * D, H * D) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (part(x).unflatten(-1, (H, D)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        return (silu(q @ k.mT) @ v).transpose(1, 2).flatten(2)
+
+
+class SoftmaxAttention(SiluAttention):
+    """Weights that are a softmax."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (part(x).unflatten(-1, (H, D)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        return scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+
+
+def record_implicit(tokens: int, *kinds: type[torch.nn.Module], batch: int = B) -> regard.Recording:
+    """A recording of layers in a row, in float64, with words for each batch row."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(kind() for kind in kinds)).double().eval()
+    with torch.no_grad(), regard.record(model) as recording:
+        model(2 * torch.randn(batch, tokens, H * D, dtype=torch.float64))
+    recording.tokens = [[f" {row}{n}" for n in range(tokens)] for row in "ab"[:batch]]
+    recording.model = "mixed"
+    return recording
+
+
+def pool_signed(matrix: torch.Tensor, rows: int, columns: int, how: str) -> torch.Tensor:
+    """The signed mean of each bin of a matrix (q, k), or its entry that is largest in size, one bin at a time in float64."""
+    found = torch.zeros(rows, columns, dtype=torch.float64)
+    q, k = matrix.shape
+    for r in range(rows):
+        for c in range(columns):
+            part = matrix[r * q // rows : (r + 1) * q // rows, c * k // columns : (c + 1) * k // columns].double().flatten()
+            found[r, c] = part.mean() if how == "mean" else part[part.abs().argmax()]
+    return found
