@@ -10,6 +10,7 @@ from observe.recurrent_models import RECURRENT, draw_tokens
 from regard.errors import ConfigError
 from regard.map.implicit_map import ImplicitMap
 from regard.observe import record
+from regard.show.page.recording_entry import RecordingEntry, summarize_entry
 
 EQUAL = 1e-5  # float32, relative to the largest output of a head
 every = pytest.mark.parametrize(
@@ -273,17 +274,19 @@ def test_what_needs_weights_says_that_there_are_none():
         run(model, draw_tokens())
     assert "no layer has a softmax" in str(regard.heads(recording))
     assert "2 layers attend without a softmax" in recording._repr_html_()
-    with pytest.raises(ConfigError, match="without a softmax"):
-        regard.page(recording, "unused.html")
     with pytest.raises(ConfigError, match="do not sum to 1"):
         regard.rollout(recording, kind="implicit")
     with pytest.raises(ConfigError, match=r"it has implicit attention\. Pass kind='implicit'"):
         recording.map(recording.names[0])
 
 
-def test_the_page_of_a_hybrid_shows_its_softmax_and_says_what_is_not_drawn(tmp_path):
-    model = get("qwen3_next").build()
+@pytest.mark.parametrize(("family", "softmaxes"), [("mamba", 0), ("qwen3_next", 2)])
+def test_the_page_shows_layers_with_a_softmax_apart_from_those_without(family, softmaxes):
+    model = get(family).build()
     with record(model) as recording:
         run(model, draw_tokens(batch=1))
-    regard.page(recording, tmp_path / "page.html")
-    assert "2 layers attend without a softmax" in (tmp_path / "page.html").read_text()
+    found = summarize_entry(RecordingEntry("r1", recording))
+    shown = [layer["name"] for one in found["attentions"] for layer in one["layers"]]
+    assert len(shown) == softmaxes
+    assert [one["name"] for one in found["implicit"]] == recording.layers("implicit")
+    assert not {*shown} & {*recording.layers("implicit")}
