@@ -23,16 +23,8 @@ from regard.observe.interception.patching import AttributePatch
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall, RecurrenceFactors, sample_state
 
-KEPT = (
-    "softmax",
-    "normalize",
-    "topk",
-    "gather",
-    "roll",
-    "split",
-    "sum",
-    "linear",
-)  # functions whose arguments and results are read
+# functions whose arguments and results are read
+KEPT = ("softmax", "normalize", "topk", "gather", "roll", "split", "sum", "linear")
 Run = tuple[tuple[Any, ...], dict[str, Any], Any]  # arguments and result of a function that ran
 Runs = dict[str, list[Run]]
 

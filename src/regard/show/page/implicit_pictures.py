@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from regard.errors import ConfigError
@@ -16,7 +15,6 @@ from regard.map.pooling import How, bin_edges
 from regard.observe.implicit_history import join_head_maps
 from regard.observe.run import IMPLICIT, HistoryKey, Run
 
-Alive = Callable[[], None]  # raises once the client has disconnected
 FindListName = Callable[[str, str, int, set[int]], str | None]  # of a kind, a module, an axis and lengths
 PICTURE_PIXELS = 256  # maximum pixels along each side of a picture
 FILE_PIXELS = (1024, 512, 256, 128, 64, 32, 16)  # of the pictures in a single file: the most that fit
@@ -93,13 +91,13 @@ def note_limits(layers: list[ImplicitLayer], pixels: int) -> list[str]:
     return found
 
 
-def draw_implicit(m: ImplicitMap, rows: int, columns: int, how: How, alive: Alive) -> Tensor:
-    """Compute a picture (rows, columns) of the first matrix of a map; alive() is called between blocks of rows."""
+def draw_implicit(m: ImplicitMap, rows: int, columns: int, how: How, alive: Callable[[], None]) -> Tensor:
+    """Compute a picture (rows, columns) of the first matrix of a map; alive() is called between blocks."""
     edges = [bin_edges(0, size, bins).to(m.device) for size, bins in zip(m.shape[2:], (rows, columns), strict=True)]
     return gather_blocks(iterate_alive(m, alive), m.shape[2:], m.dtype, *edges).picture.pool(how)
 
 
-def iterate_alive(m: ImplicitMap, alive: Alive) -> Iterator[tuple[ImplicitBlock, Tensor]]:
+def iterate_alive(m: ImplicitMap, alive: Callable[[], None]) -> Iterator[tuple[ImplicitBlock, Tensor]]:
     """Yield the blocks of the first matrix of a map as long as its client is there."""
     for block in m.iterate_plane(0, 0):
         alive()
@@ -135,18 +133,13 @@ def summarize_implicit(layers: list[ImplicitLayer], pixels: int, find_list_name:
     return found
 
 
-def encode_entries(entries: Tensor) -> bytes:
-    """Convert entries to little-endian numbers of 32 bits."""
-    return entries.to(torch.float32).cpu().contiguous().numpy().astype("<f4").tobytes()
-
-
 def iterate_implicit_pictures(
     layers: list[ImplicitLayer], pixels: int, get_map: Callable[[int, int, int], ImplicitMap]
-) -> Iterator[tuple[str, bytes]]:
+) -> Iterator[tuple[str, Tensor]]:
     """Generate the pictures of a single file, under the names by which file_source.js requests them."""
     for n, one in enumerate(layers):
         size = count_pixels(one, pixels)
         hows: tuple[How, ...] = ("mean",) if size == one.shape[2:] else ("mean", "max")
         for b, head, how in product(range(one.shape[0]), range(min(one.shape[1], MAX_FILE_HEADS)), hows):
-            picture = draw_implicit(get_map(n, b, head), *size, how, lambda: None)
-            yield f"implicit?layer={n}&b={b}&head={head}&how={how}", encode_entries(picture)
+            name = f"implicit?layer={n}&b={b}&head={head}&how={how}"
+            yield name, draw_implicit(get_map(n, b, head), *size, how, lambda: None)

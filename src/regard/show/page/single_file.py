@@ -153,8 +153,8 @@ def iterate_answers(entry: RecordingEntry, finest: int, wanted: str | None) -> I
             for layer, row, codes in iterate_rollout_codes(entry.recording, attention.part, attention.shapes):
                 named = f"kind=self&part={attention.part or ''}&b={row}&layer={layer}"
                 yield f"{entry.id}/rollout?{named}", encode_little_endian(codes, "<u2")
-    for name, data in iterate_implicit_pictures(entry.implicit_layers, entry.implicit_pixels, entry.get_implicit_map):
-        yield f"{entry.id}/{name}", data
+    for name, picture in iterate_implicit_pictures(entry.implicit_layers, entry.implicit_pixels, entry.get_implicit_map):
+        yield f"{entry.id}/{name}", encode_little_endian(picture, "<f4")
     finding = find_finding(entry, do_nothing, wanted)
     yield f"{entry.id}/finding", encode_json({"finding": None if finding is None else finding.to_dict()})
     for one in list_examples():

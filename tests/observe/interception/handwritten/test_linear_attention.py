@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import regard
 from observe.recording_checks import EQUAL, assert_same_mechanism, record_and_compare
 from regard.map.linear_recurrence import LinearRecurrence
-from regard.observe.interception.handwritten.linear_attention import CHANGED
+from regard.observe.interception.handwritten.linear_call import CHANGED
 from regard.observe.interception.handwritten.linear_contexts import COPIED
 from regard.observe.interception.handwritten.linear_scores import CHAINED, CHUNKS
 

@@ -17,16 +17,14 @@ from regard.observe.interception.function_roles import strip_affixes
 from regard.observe.interception.handwritten.ancestor_search import find_meeting, is_feature_map
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct, Labels, align_labels, label_terms
 from regard.observe.interception.handwritten.linear_attention import (
-    CHANGED,
     ChainRoles,
-    LinearCall,
     are_projected_tokens,
     find_roles,
     has_moved_axes,
     is_attention,
     mixes_within_tokens,
-    read_call,
 )
+from regard.observe.interception.handwritten.linear_call import CHANGED, LinearCall, read_call
 from regard.observe.interception.handwritten.score_form import COPIES, FUSED, PERMUTES, PRODUCTS, QUOTIENTS, VIEWS
 from regard.observe.interception.handwritten.tensor_axes import AxisTable
 from regard.observe.interception.handwritten.traces import Trace

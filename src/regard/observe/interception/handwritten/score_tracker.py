@@ -128,9 +128,10 @@ def scores_channels(frame: ModuleFrame, x: TensorRef, shape: torch.Size, axis: i
     """
     if len(shape) < 3 or axis % len(shape) == len(shape) - 1:
         return False
-    rows = shape.numel() // (shape[axis] * max(shape[-1], 1))
-    is_sum = is_row_for_each_token([frame], rows) and is_sum_of_broadcast(frame, x, shape.numel())
-    return is_sum or is_broadcast_pair(frame, x, shape.numel())
+    if is_broadcast_pair(frame, x, shape.numel()):
+        return True
+    rows = shape.numel() // max(shape[axis] * shape[-1], 1)
+    return is_row_for_each_token([frame], rows) and is_sum_of_broadcast(frame, x, shape.numel())
 
 
 def find_dim(name: str, args: Any) -> Any:

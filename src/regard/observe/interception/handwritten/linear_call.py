@@ -1,0 +1,176 @@
+"""A call of linear attention: its queries, keys and values by batch and heads, held against the layer's own output."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.map.linear_recurrence import LinearRecurrence
+from regard.map.scored_matrix import IDENTITY, ScoredMatrix
+from regard.mechanism.scores import score_dtype
+from regard.observe.interception.handwritten.ancestor_search import find_projection, has_features_last
+from regard.observe.interception.handwritten.axis_groups import Groups, count_tokens, split_batch
+from regard.observe.interception.handwritten.labelled_product import LabelledProduct
+from regard.observe.interception.handwritten.linear_attention import TITLE, ChainRoles, list_axes, select_axes
+from regard.observe.interception.handwritten.score_form import ScoreStep, StepKind
+from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims
+from regard.observe.interception.handwritten.traces import Trace
+from regard.observe.interception.plain_tensors import UnreadableError
+from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall, RecurrenceFactors, sample_state
+from regard.observe.interception.thread_state import STATE
+
+CHANGED = "it is linear attention, whose products of keys with values are changed by {} before queries are multiplied with them"
+SAMPLED_ROWS = 4  # of each matrix, compared with the layer's own output
+ROUNDINGS = 16  # of an output, relative to the sum of the sizes of its terms
+
+
+@dataclass(eq=False)
+class LinearCall:
+    """A call of linear attention: q, k (b, h, n, d), v (b, h, n, e), and the output as far as it was followed.
+
+    columns are those of the values that the output has; row_scale is (b, h, q).
+    """
+
+    kernel: str
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    is_causal: bool
+    outputs: Tensor
+    columns: Tensor
+    row_scale: Tensor
+    eps: float
+
+    def read(self) -> RecurrenceCall:
+        """Return the call in terms of a recording. Raises UnreadableError if its formula differs from the layer's output."""
+        values = self.v.detach()[..., self.columns].contiguous()
+        q, k, n, t = self.q.detach(), self.k.detach(), self.q.shape[2], self.k.shape[2]
+        self.compare_output(values)
+        row_scale = None if bool((self.row_scale == 1).all()) else self.row_scale.to(score_dtype(q.dtype))
+        mechanism: LinearRecurrence | ScoredMatrix
+        if self.is_causal:
+            mechanism = LinearRecurrence(decay=k.new_zeros(1, 1, 1, 1), q=q, k=k, gate=row_scale)
+        else:
+            mechanism = ScoredMatrix(q=q, k=k, activation=IDENTITY, row_scale=row_scale, title=TITLE)
+        factors = RecurrenceFactors(mechanism, values, self.outputs, sample_state(values))
+        initial = sample_state(values[:, :, : t - n]) if 0 < n < t else None
+        return RecurrenceCall(self.kernel, initial, lambda: factors, must_continue=False)
+
+    def compare_output(self, values: Tensor) -> None:
+        """Compare sampled rows of the matrix times values with the layer's output. Raises UnreadableError if they differ."""
+        n, t = self.q.shape[2], self.k.shape[2]
+        rows = torch.linspace(0, n - 1, min(n, SAMPLED_ROWS), device=self.q.device).long()
+        seen = torch.arange(t, device=rows.device) <= rows.unsqueeze(-1) if self.is_causal else rows.new_ones(1).bool()
+        q, k, v = self.q.detach()[:, :, rows].double(), self.k.detach().double(), values.double()
+        scale = self.row_scale[:, :, rows].double().unsqueeze(-1)
+        found = (q @ k.mT).masked_fill_(~seen, 0) @ v * scale
+        size = (q.abs() @ k.abs().mT).masked_fill_(~seen, 0) @ v.abs() * scale.abs()
+        difference = (found - self.outputs[:, :, rows].double()).abs()
+        if bool((difference > ROUNDINGS * self.eps * size).any()):  # not where the layer's own output is NaN
+            raise UnreadableError(f"its formula differs from its output by {float(difference.nan_to_num(0).amax()):.2g}")
+
+
+def find_shared_heads(table: AxisTable, roles: ChainRoles, axes: set[int]) -> set[int]:
+    """Return those of some axes of queries alone that are heads with the same keys; none if that is not known.
+
+    Tokens have as many dimensions in queries as in keys. A layer has made the queries of all heads of a token as its features.
+    """
+    own = [(x, one) for x, one in zip(roles.q.stride(), map(set, table.expand_dims(roles.q_dims)), strict=True) if one & axes]
+    count = len(own) - max(sum(bool(roles.keys & {*one}) for one in table.expand_dims(roles.k_dims)), 1)
+    projection = find_projection(STATE.frames, roles.q) if count > 0 else None
+    is_last = None if projection is None else has_features_last(projection)
+    own.sort(key=lambda pair: pair[0], reverse=not is_last)
+    return set() if is_last is None else axes & {axis for _, one in own[:count] for axis in one}
+
+
+def is_causal_table(table: AxisTable, step: ScoreStep, queries: Axes, keys: Axes) -> bool:
+    """Return whether a step multiplies the scores of later keys by 0, or writes 0 there, and leaves all others."""
+    axes = list_axes(table, step.dims)
+    if axes != {*queries, *keys} or queries == keys or not isinstance(step.operand, Tensor):
+        return False
+    if step.kind is StepKind.FILL:
+        visible = table.arrange(~step.operand, step.dims, (queries, keys))
+        return not step.amount and torch.equal(visible, torch.ones_like(visible).tril())
+    visible = table.arrange(step.operand, step.dims, (queries, keys))
+    return step.kind is StepKind.MULTIPLY and torch.equal(visible, torch.ones_like(visible).tril())
+
+
+def split_channels(table: AxisTable, dims: Dims, queries: Axes) -> tuple[Axes, Axes]:
+    """Return the axes of batch and of heads where each channel is one: the batch is the first dimension beside the queries."""
+    rows = [axes for axes in table.expand_dims(dims) if not set(axes) & set(queries)]
+    batch = rows.pop(0) if len(rows) > 1 else ()
+    return batch, tuple(axis for axes in rows for axis in axes)
+
+
+def group_axes(table: AxisTable, roles: ChainRoles) -> tuple[Groups, Axes]:
+    """Return the groups of axes of a call, and the features of queries and keys. Heads that share keys are the last ones."""
+    dims = roles.dims
+    own, of_keys, of_values = (
+        list_axes(table, one) - roles.features - roles.keys for one in (roles.q_dims, roles.k_dims, roles.v_dims)
+    )
+    batch, running = of_keys | (own & of_values), roles.keys & list_axes(table, dims)
+    width = select_axes(table, dims, of_values - batch)
+    features, keys = (select_axes(table, roles.k_dims, one) for one in (roles.features, roles.keys))
+    is_by_channel, shared = not (features or width), set[int]()
+    if not is_by_channel:
+        shared = own - batch if running else find_shared_heads(table, roles, own - batch)
+    queries = select_axes(table, dims, running or own - batch - shared)
+    rows = [(n, axes) for n, one in enumerate(dims) if (axes := select_axes(table, (one,), batch))]
+    axes_of_queries = [one for one in table.expand_dims(roles.q_dims) if not batch | roles.features >= {*one}]
+    if is_by_channel:
+        before, heads = split_channels(table, dims, queries)
+    elif len(rows) == 1 and len(axes_of_queries) > 1:
+        ((n, axes),) = rows
+        before, heads = ((), axes) if () in dims[:n] else (axes, ())  # a batch of one row has no axis
+    else:
+        tokens = count_tokens(table, queries, keys)
+        before, heads = split_batch(table, [axes for _, axes in rows], roles.v, roles.v_dims, tokens)
+    return Groups(before, (*heads, *select_axes(table, dims, shared)), queries, keys, width), features
+
+
+def read_call(
+    table: AxisTable, roles: ChainRoles, trace: Trace, product: LabelledProduct, y: Tensor, kernel: str
+) -> tuple[LinearCall, Tensor]:
+    """Return the call whose output is y, and the place of each entry of y in (b, h, q, e).
+
+    Raises UnreadableError if the products of keys with values were changed otherwise than by factors and a running sum.
+    """
+    if product.added is not None:
+        raise UnreadableError(CHANGED.format("an addition"))
+    groups, features = group_axes(table, roles)
+    first, queries, keys = (groups.batch, groups.heads), groups.queries, groups.keys
+    four = (*first, queries, groups.width)
+    outputs = table.arrange(y.detach(), roles.dims, four).clone()  # y may be written into, as by a residual connection
+    q = table.arrange(roles.q, roles.q_dims, (*first, queries, features))
+    v = table.arrange(roles.v, roles.v_dims, (*first, keys, groups.width))
+    k = table.arrange(roles.k, roles.k_dims, (*first, keys, features))
+    k = k if product.factor == 1 else k * product.factor
+    assert trace.form is not None
+    is_summed = False
+    for step in trace.form.steps:
+        if step.kind is StepKind.MULTIPLY and isinstance(step.operand, Tensor):
+            axes = list_axes(table, step.dims)
+            if is_summed or (axes & set(queries) and not axes & set(keys)):
+                q = q * table.arrange(step.operand, step.dims, (*first, queries, features))
+            elif not is_causal_table(table, step, queries, keys):
+                k = k * table.arrange(step.operand, step.dims, (*first, keys, features))
+        elif step.kind is StepKind.MULTIPLY and isinstance(step.operand, float):
+            k = k * step.operand
+        elif step.kind is StepKind.CUMSUM:
+            is_summed = True
+        elif not is_causal_table(table, step, queries, keys):
+            raise UnreadableError(CHANGED.format(step.kind.name.lower()))
+    q, k, v = (x.expand(*outputs.shape[:2], -1, -1) for x in (q, k, v))
+    call = LinearCall(
+        kernel=kernel,
+        q=q,
+        k=k,
+        v=v,
+        is_causal=roles.is_causal,
+        outputs=outputs,
+        columns=torch.arange(v.shape[3], device=y.device),
+        row_scale=outputs.new_ones(outputs.shape[:3], dtype=score_dtype(y.dtype)),
+        eps=max(trace.eps, torch.finfo(y.dtype).eps),
+    )
+    places = torch.arange(outputs.numel(), device=y.device).view(outputs.shape)
+    return call, table.restore(places, four, roles.dims, y.shape)
