@@ -57,6 +57,7 @@ class AttentionCall(CallArguments):
     rank_part: RankPart | None = None  # which part of the model's call this is, if ranks share it
     parent_rows: Tensor | None = None  # each row's parent row in the previous step, if that was observed
     follows_cache: Callable[[], bool] = bool  # whether its keys are seen to be those of a cache with the new ones behind them
+    mask_depends_on_scores: bool = False  # whether its mask hides what is small beside its own scores
 
 
 @dataclass(eq=False)
@@ -70,6 +71,7 @@ class CallAdapter:
     is_reversible: bool = True  # whether a result that was converted to a context and back is the same to the bit
     replace_weights: Callable[[Any, Any], Any] | None = None  # result and map to a result, if the caller asked for weights
     places: Tensor | None = None  # of the result's entries in (b, h, q, e), if a call without a softmax is dispatched later
+    weights: Tensor | None = None  # (b, h, q, k), if the model's own code computed them before
     divisor: Tensor | None = None  # the sums of the weights that the result is yet to be divided by, of the result's shape
 
 

@@ -4,13 +4,14 @@ A torch function mode sees every call of a torch function in its thread, includi
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import nullcontext, suppress
 from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -20,7 +21,7 @@ from regard.mechanism.request import make_request
 from regard.observe.interception import additive, torch_modules
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter
 from regard.observe.interception.beam_rows import find_parent_rows
-from regard.observe.interception.function_roles import MULTIPLIES, Role, infer_role
+from regard.observe.interception.function_roles import MULTIPLIES, Role, find_activation_name, infer_role
 from regard.observe.interception.handwritten.detection import HandwrittenTracker
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
 from regard.observe.interception.handwritten.handwritten_call import read_call as read_handwritten_call
@@ -28,10 +29,25 @@ from regard.observe.interception.handwritten.loop_recurrence import can_read_loo
 from regard.observe.interception.handwritten.loop_tracker import LoopTracker, may_start_loop
 from regard.observe.interception.handwritten.undivided_contexts import UndividedContexts
 from regard.observe.interception.handwritten.unread_recurrences import find_token_axes, find_unread_recurrence
+from regard.observe.interception.head_counts import find_head_counts
 from regard.observe.interception.pixel_positions import PixelPositions
 from regard.observe.interception.plain_tensors import disable_modes, unwrap_tensor
-from regard.observe.interception.provenance import ModuleFrame, has_separate_sources, is_readable, list_tensors_by_place
+from regard.observe.interception.provenance import (
+    PARAMETRIZES,
+    ModuleFrame,
+    has_separate_sources,
+    is_in_place,
+    is_readable,
+    list_tensors_by_place,
+)
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
+from regard.observe.interception.repeated_layers import (
+    MOST_FORMS,
+    LayerForm,
+    LayerStep,
+    LayerSteps,
+    build_call_form,
+)
 from regard.observe.interception.sdpa import SDPA, intercept_sdpa
 from regard.observe.interception.thread_state import STATE, dispatch_call, explain_error, find_name, infer_once, report_missed
 
@@ -53,6 +69,8 @@ class AttentionFunctionMode(TorchFunctionMode):
         self.undivided = UndividedContexts()
         self.loops = LoopTracker()
         self.positions = PixelPositions()
+        self.layer_forms: dict[Hashable, list[LayerForm]] = {}  # of this forward
+        self.unrepeated: set[type[nn.Module]] = set()  # classes of this forward in which more ran than can be repeated
         self.opaque_weights = WeakTensorKeyDictionary()  # results of a softmax of tensors without data of their own
 
     def reset(self) -> None:
@@ -62,40 +80,200 @@ class AttentionFunctionMode(TorchFunctionMode):
         self.loops.restart()
         self.positions.clear()
         self.opaque_weights.clear()
+        self.layer_forms.clear()
+        self.unrepeated.clear()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         wrapper, name, kernel, role = classify_function(func)
+        if not may_be_held(func) or "out" in kwargs:
+            for frame in STATE.frames[-1:]:
+                frame.release_steps()
         result = wrapper(func, *args, **kwargs) if wrapper is not None and STATE.is_active else func(*args, **kwargs)
         kind = type(result)
         is_made = kind is Tensor or (isinstance(result, MADE) and kind is not torch.Size) or func is Tensor.__setitem__
         if not is_made or not (frames := STATE.frames) or not STATE.is_active:
             return result
         with torch._C.DisableTorchFunction():
-            outputs = args[0] if result is None else result
-            if kwargs or name == "einsum":
-                args, kwargs = list_tensors_by_place(name, args, kwargs)
-            if self.positions.stored and wrapper is None:
-                self.follow_positions(self.positions.follow_function, func, name, args, kwargs, outputs)
-            handwritten_call = None
-            if self.undivided.notes:
-                self.follow_undivided(func, name, args, kwargs, outputs)
-            if wrapper is None and (self.loops.traces or may_start_loop(role, name)):
-                self.follow_loops(frames, func, name, role, args, kwargs, outputs)
-            if self.tracker.linear.found:
-                self.follow_linear(func, name, args, kwargs, outputs)
-            if kernel:
-                report_missed(name, BY_ITSELF)
-            elif wrapper is None and (
-                self.tracker.may_start(role, name, args, outputs) or self.tracker.may_follow_any(args, kwargs)
-            ):
-                handwritten_call = self.follow_function(frames, func, name, role, args, kwargs, outputs)
-            if handwritten_call is not None and isinstance(result, Tensor):
-                result = outputs = self.intercept_handwritten(handwritten_call, result)
-            frames[-1].log_operation(args, kwargs, outputs, name)
-            if kind is not Tensor and isinstance(result, Tensor) and not is_readable(result):
-                self.report_opaque(name, role, args, result)
+            if frames[-1].layer is None:
+                return self.follow_step(frames, func, wrapper, name, kernel, role, args, kwargs, result)
+            return self.take_step(LayerStep(func, args, kwargs, result))
+
+    def take_step(self, step: LayerStep) -> Any:
+        """Hold a function or a child module that ran, if the module that runs is held, and follow it unless it is deferred.
+
+        Return its result.
+        """
+        frame = STATE.frames[-1]
+        layer = frame.layer
+        if layer is not None:
+            is_deferred = layer.is_deferred
+            if not layer.add(step):
+                frame.release_steps()
+            if is_deferred:
+                return step.result
+        return self.follow(step)
+
+    def follow(self, step: LayerStep) -> Any:
+        """Follow a function or a child module that ran, and log it; return its result."""
+        run, args, kwargs, result = step
+        if isinstance(run, nn.Module):
+            self.follow_child(run, args, kwargs, result)
+            return result
+        wrapper, name, kernel, role = classify_function(run)
+        return self.follow_step(STATE.frames, run, wrapper, name, kernel, role, args, kwargs, result)
+
+    def follow_child(self, child: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """Follow a child module that ran, and log it."""
+        frames = STATE.frames
+        if len(args) == 1 and not kwargs and id(child) in STATE.skippable_modules and isinstance(args[0], Tensor):
+            self.follow_module(frames, child, args[0], output)  # maybe scores of pairs
+        name = PARAMETRIZES if type(child) is ParametrizationList else find_activation_name(type(child).__name__)
+        frames[-1].log_operation(args, kwargs, output, name, child=type(child))
+
+    def follow_step(
+        self,
+        frames: list[ModuleFrame],
+        func: Any,
+        wrapper: Any,
+        name: str,
+        kernel: bool,
+        role: Role | None,
+        args: Any,
+        kwargs: Any,
+        result: Any,
+    ) -> Any:
+        """Follow a function that ran, and log it; return its result."""
+        outputs = args[0] if result is None else result
+        if kwargs or name == "einsum":
+            args, kwargs = list_tensors_by_place(name, args, kwargs)
+        if self.positions.stored and wrapper is None:
+            self.follow_positions(self.positions.follow_function, func, name, args, kwargs, outputs)
+        handwritten_call = None
+        if self.undivided.notes:
+            self.follow_undivided(func, name, args, kwargs, outputs)
+        if wrapper is None and (self.loops.traces or may_start_loop(role, name)):
+            self.follow_loops(frames, func, name, role, args, kwargs, outputs)
+        if self.tracker.linear.found:
+            self.follow_linear(func, name, args, kwargs, outputs)
+        if kernel:
+            report_missed(name, BY_ITSELF)
+        elif wrapper is None and (
+            self.tracker.may_start(role, name, args, outputs) or self.tracker.may_follow_any(args, kwargs)
+        ):
+            handwritten_call = self.follow_function(frames, func, name, role, args, kwargs, outputs)
+        if handwritten_call is not None and isinstance(result, Tensor):
+            result = outputs = self.intercept_handwritten(handwritten_call, result)
+        frames[-1].log_operation(args, kwargs, outputs, name)
+        if type(result) is not Tensor and isinstance(result, Tensor) and not is_readable(result):
+            self.report_opaque(name, role, args, result)
         return result
+
+    def start_layer(self, frame: ModuleFrame) -> LayerSteps | None:
+        """Start to hold what runs in a module that starts; None if nothing of it may be left out."""
+        if type(frame.module) in self.unrepeated or self.positions.stored or STATE.is_in_fast_path:
+            return None
+        is_tracked = torch.is_grad_enabled()
+        if any(one.can_change_calls or (one.needs_graph and is_tracked) for one in STATE.watchers):
+            return None
+        if torch._C._is_any_autocast_enabled() or torch._C._functorch.peek_interpreter_stack() is not None:
+            return None
+        with suppress(Exception), torch._C.DisableTorchFunction():  # of arguments that are no plain tensors
+            key = describe_frames(STATE.frames)
+            return LayerSteps(frame, key, self.layer_forms.get(key, []), STATE.effects, self.follow)
+        return None
+
+    def repeat_layer(self, frame: ModuleFrame, layer: LayerSteps) -> bool:
+        """Dispatch the call of a module that ends, if it repeats an earlier one; return whether it does.
+
+        One that does not is followed.
+        """
+        if not layer.is_deferred:
+            return False
+        with suppress(Exception), disable_modes():
+            if self.dispatch_repeated(layer):
+                frame.layer = None
+                return True
+        with torch._C.DisableTorchFunction():
+            layer.follow()
+        return False
+
+    def dispatch_repeated(self, layer: LayerSteps) -> bool:
+        """Dispatch the call of a module that ends, if what ran in it is what ran in an earlier one; return whether it is."""
+        layer.is_deferred = False  # what reads the calls of its module finds none of its steps
+        form = self.find_repeated_form(layer)
+        if form is None:
+            return False
+        self.follow_further(layer, form)
+        return True
+
+    def find_repeated_form(self, layer: LayerSteps) -> LayerForm | None:
+        """Dispatch the call of a module by the form of an earlier one in which the same ran, and return that; None without."""
+        tensors = [x for x in layer.list_tensors() if x is not None]
+        if len(tensors) < len(layer.tensors) or self.has_open_state():
+            return None
+        if self.is_any_followed([tensors[number] for number in layer.given]):
+            return None
+        forms = (one for one in layer.forms if len(one.description) == len(layer.description))
+        return next((one for one in forms if one.call is None or one.call.dispatch(tensors)), None)
+
+    def follow_further(self, layer: LayerSteps, form: LayerForm) -> None:
+        """Follow those tensors of a repeated layer that outlive it, as they were followed in the earlier one."""
+        numbers = {one.number for one in form.followed}
+        others = [None if number in numbers else x for number, x in enumerate(layer.list_tensors())]
+        layer.deferred.clear()
+        outlive = [(one, x) for one in form.followed if (x := layer.tensors[one.number]()) is not None]
+        if outlive:
+            tracker, tables = self.tracker, (self.tracker, self.tracker.used)
+            tracker.count += 1
+            for one, x in outlive:
+                tables[one.is_used].put(x, one.build_trace(1 << tracker.count, others))
+            tracker.used.add_call(1 << tracker.count, list_owners(), STATE.frames)
+
+    def learn_layer(self, frame: ModuleFrame, layer: LayerSteps) -> None:
+        """Keep what was found in a module that ends, for others that run the same functions."""
+        form = None
+        if frame.layer is layer:
+            frame.layer = None
+            with suppress(Exception), disable_modes():
+                form = self.build_layer_form(frame, layer)
+        known = self.layer_forms.setdefault(layer.key, [])
+        if form is None or len(known) == MOST_FORMS:
+            self.unrepeated.add(type(frame.module))
+        else:
+            known.append(form)
+
+    def build_layer_form(self, frame: ModuleFrame, layer: LayerSteps) -> LayerForm | None:
+        """Return what was found in a module that ends; None if that was more than one call, or something of it is followed."""
+        calls = layer.calls
+        is_all = len(calls) < 2 and STATE.effects - layer.effects == len(calls) and not frame.multiplies_scores
+        if not is_all or None in calls or len(frame.list_operations()) != len(layer.description) or self.has_open_state():
+            return None
+        tensors = layer.list_tensors()
+        layer.add_followed((self.tracker, self.tracker.used))
+        followed = tuple(one for one in layer.followed.values() if one is not None)
+        numbers, operands = {one.number for one in followed}, {n for one in followed for n in one.views.list_numbers()}
+        if len(followed) < len(layer.followed) or numbers & operands:
+            return None
+        if self.is_any_followed([x for n in layer.given if (x := tensors[n]) is not None]):
+            return None
+        return LayerForm(tuple(layer.description), calls[0] if calls else None, followed)
+
+    def is_any_followed(self, tensors: list[Tensor]) -> bool:
+        """Return whether any of some tensors is followed."""
+        tables = self.tracker, self.tracker.used
+        return any(one.find(x) is not None for one in tables for x in tensors)
+
+    def has_open_state(self) -> bool:
+        """Return whether anything but scores and weights is followed."""
+        tracker, sums = self.tracker, self.tracker.gated_sums
+        linear, loops, undivided = tracker.linear, self.loops, self.undivided
+        followed = (
+            *(tracker.edges.weighted, tracker.entry_products.products, tracker.tables.products, tracker.used.sums.traces),
+            *(linear.found, linear.contexts, sums.sums, sums.weighted, undivided.notes, undivided.contexts),
+            *(loops.loops, loops.traces, self.opaque_weights),
+        )
+        return any(map(len, followed))
 
     def follow_function(self, frames: Any, func: Any, name: str, *call: Any) -> HandwrittenCall | None:
         """Follow a function; return the call of attention that it completes, or None. A failure must not stop the model."""
@@ -171,6 +349,7 @@ class AttentionFunctionMode(TorchFunctionMode):
             axes = find_token_axes(frame)
             watchers = [one for one in STATE.watchers if one.may_miss(frame.module)] if axes else []
             reason = find_unread_recurrence(frame, axes) if watchers else ""
+            STATE.effects += bool(reason)
             for watcher in watchers if reason else []:
                 watcher.handle_token_mixer(frame.module, reason)
         except Exception as error:
@@ -202,6 +381,10 @@ class AttentionFunctionMode(TorchFunctionMode):
 
         def read_call() -> tuple[AttentionCall | RecurrenceCall, CallAdapter]:
             found, adapter = read_handwritten_call(call, self.tracker.table, result)
+            layer = STATE.frames[-1].layer
+            if layer is not None:
+                layer.calls.append(build_call_form(STATE.frames[-1], layer, call.trace, found, adapter, result))
+                layer.add_followed((self.tracker, self.tracker.used))
             if isinstance(found, AttentionCall) and adapter.divisor is not None:
                 undivided.append((found, adapter.divisor))
             elif isinstance(found, RecurrenceCall) and adapter.places is not None:
@@ -216,6 +399,16 @@ class AttentionFunctionMode(TorchFunctionMode):
         if not postponed:
             self.tracker.used.add_call(call.trace.roots, owners, STATE.frames)
         return context
+
+
+def describe_frames(frames: list[ModuleFrame]) -> Hashable:
+    """Return the classes of the running modules, the shapes of their arguments, and the numbers of heads that they state."""
+    return *((type(one.module), one.module.training, describe_inputs(one)) for one in frames), tuple(find_head_counts())
+
+
+def describe_inputs(frame: ModuleFrame) -> Hashable:
+    """Return the shapes and dtypes of the tensors among a module's arguments."""
+    return tuple((x.shape, x.dtype) for x in frame.input_tensors)
 
 
 def list_owners() -> list[tuple[Any, str]]:
@@ -234,6 +427,14 @@ def classify_function(func: Any) -> tuple[Callable[..., Any] | None, str, bool, 
     if name == "__get__":
         name = str(packet.__self__.__name__)  # a property, as mT
     return WRAPPERS.get(func), name, func not in WRAPPERS and KERNEL.search(name) is not None, infer_role(name)
+
+
+@cache
+def may_be_held(func: Any) -> bool:
+    """Return whether a torch function may be held until its module ends: it is no attention, and writes into no tensor."""
+    wrapper, name, kernel, _ = classify_function(func)
+    is_plain = not isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket)  # others may write without saying so
+    return is_plain and wrapper is None and not kernel and not is_in_place(name)
 
 
 def intercept_attention(func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:

@@ -9,16 +9,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._C import _current_graph_task_id as backward
 from torch._C import _push_on_torch_function_stack as push
-from torch.nn.utils.parametrize import ParametrizationList
 
 from regard.observe.interception.attention_call import MissedCall
-from regard.observe.interception.function_roles import find_activation_name
 from regard.observe.interception.patching import AttributePatch
-from regard.observe.interception.provenance import PARAMETRIZES
 from regard.observe.interception.recurrent.token_mixers import can_mix_tokens, report_token_mixer
+from regard.observe.interception.repeated_layers import LayerStep
 from regard.observe.interception.thread_state import (
     STATE,
     TRACED,
@@ -51,14 +49,12 @@ def build_patches() -> list[AttributePatch]:
         passes = (
             len(args) == 1 and not kwargs and id(self) in STATE.skippable_modules and not may_move_pixels(self)
         )  # two arguments could form pairs of tokens
+        if STATE.frames and not (passes and keeps_input(self)):
+            STATE.frames[-1].release_steps()
         output = call_skippable(call, self, args[0]) if passes else call_in_frame(call, self, *args, **kwargs)
-        frames = STATE.frames
-        if frames:
+        if STATE.frames:
             with torch._C.DisableTorchFunction():
-                if passes and isinstance(args[0], Tensor):
-                    STATE.mode.follow_module(frames, self, args[0], output)  # maybe scores of pairs
-                name = PARAMETRIZES if type(self) is ParametrizationList else find_activation_name(type(self).__name__)
-                frames[-1].log_operation(args, kwargs, output, name, child=type(self))
+                STATE.mode.take_step(LayerStep(self, args, kwargs, output))
         return output
 
     return [(nn.Module, "__call__", call_module)]
@@ -69,6 +65,11 @@ def may_move_pixels(module: nn.Module) -> bool:
     if STATE.mode is None or not STATE.mode.positions.stored:
         return False
     return bool(module._modules) or type(module).__module__ not in ENTRYWISE_OR_STRIDED
+
+
+def keeps_input(module: nn.Module) -> bool:
+    """Return whether a module that cannot attend is one of torch that does not write into its input."""
+    return type(module).__module__.startswith("torch.nn.modules.") and not getattr(module, "inplace", False)
 
 
 def call_skippable(call: Callable[..., Any], module: nn.Module, x: Any) -> Any:
@@ -91,11 +92,16 @@ def call_skippable(call: Callable[..., Any], module: nn.Module, x: Any) -> Any:
 def call_in_frame(call: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Call a module inside a new frame, so that the attention calls in it are intercepted."""
     frame = push_frame(module, args, kwargs)
+    layer = frame.layer
     try:
         if isinstance(module, FAST) != STATE.is_in_fast_path:
             with switch_interception(not STATE.is_in_fast_path):
                 return call(module, *args, **kwargs)
         result = call(module, *args, **kwargs)
+        if layer is not None and STATE.frames and STATE.mode.repeat_layer(frame, layer):
+            if can_mix_tokens(module):
+                report_token_mixer(module)
+            return result
         if STATE.frames and STATE.mode.loops.loops:  # no frames if the recording ended meanwhile
             STATE.mode.read_loops(frame)
         if STATE.frames and STATE.mode.tracker.linear.found:
@@ -107,6 +113,8 @@ def call_in_frame(call: Callable[..., Any], module: nn.Module, *args: Any, **kwa
                 STATE.mode.report_recurrence(frame)
         if len(STATE.frames) == 1 and STATE.mode.undivided.notes:
             STATE.mode.report_undivided()
+        if layer is not None and STATE.frames:  # also one that was no longer held
+            STATE.mode.learn_layer(frame, layer)
         return result
     finally:
         pop_frame(frame)

@@ -85,6 +85,7 @@ class ModuleFrame:
         "args",
         "contents",
         "kwargs",
+        "layer",
         "made",
         "makers",
         "module",
@@ -97,6 +98,7 @@ class ModuleFrame:
 
     def __init__(self, module: nn.Module, watchers: tuple[Any, ...], args: Any, kwargs: Any) -> None:
         self.module, self.watchers, self.args, self.kwargs = module, watchers, args, kwargs
+        self.layer: Any = None  # the LayerSteps that are held until it ends, or None
         self.multiplies_scores = False  # whether scores of pairs of tokens were multiplied with values as they are
         self.noted: list[Operation] = []
         self.made: dict[int, TensorSources] = {}  # by the id of the tensor's weak reference, which is unique
@@ -108,11 +110,24 @@ class ModuleFrame:
     @property
     def has_operations(self) -> bool:
         """Whether a function or a child module has run in it."""
+        self.follow_deferred_steps()
         return bool(self.noted or self.made)
 
     def list_operations(self) -> list[Operation]:
         """Return the operations that ran in it, in order."""
+        self.follow_deferred_steps()
         return [*self.resolved, *self.settled, *self.noted]
+
+    def release_steps(self) -> None:
+        """Stop holding what runs in it, and follow it if it was deferred."""
+        layer, self.layer = self.layer, None
+        if layer is not None and layer.is_deferred:
+            layer.follow()
+
+    def follow_deferred_steps(self) -> None:
+        """Follow what ran in it, if that was deferred, before anything is logged or read."""
+        if self.layer is not None and self.layer.is_deferred:
+            self.release_steps()
 
     @property
     def input_tensors(self) -> list[Tensor]:
@@ -147,6 +162,7 @@ class ModuleFrame:
 
     def log_operation(self, args: Any, kwargs: Any, result: Any, name: str = "", child: type[nn.Module] | None = None) -> None:
         """Log that a function or a child module computed a result from its arguments."""
+        self.follow_deferred_steps()
         lookup, dim = None, None
         if name in SUMS:
             dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
@@ -181,6 +197,7 @@ class ModuleFrame:
 
     def resolve_sources(self) -> None:
         """Compute the sources of all results logged since the last call."""
+        self.follow_deferred_steps()
         made = self.made
         for name, child, inputs, sizes, results, *_ in self.noted:
             if len(inputs) == 1:

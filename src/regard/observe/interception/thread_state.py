@@ -117,6 +117,7 @@ class ThreadState(threading.local):
         self.compiled_frame: tuple[int, Any] | None = None  # torch_compile.py: id of the running frame, its exit stack
         self.compiled_call: Any = None  # torch_compile.py: the CompiledCall that runs
         self.is_cross: bool | None = None  # torch_modules.py: whether the next kernel call is cross attention, if known
+        self.effects = 0  # number of calls dispatched and of reports, which repeated_layers.py compares
         self.parent_rows = WeakTensorKeyDictionary()  # beam_rows.py: keys of a decoder: each row's parent in the previous step
 
     @property
@@ -158,6 +159,8 @@ def notify_other_threads(module: nn.Module) -> bool:
 
 def push_frame(module: nn.Module, args: Any, kwargs: Any) -> ModuleFrame:
     """Push the frame of a module that starts; notify its watchers, except those already notified of a calling module."""
+    if STATE.frames:
+        STATE.frames[-1].release_steps()
     above = STATE.frames[-1].watchers if STATE.frames else ()
     outermost = not STATE.frames
     if outermost:
@@ -174,6 +177,7 @@ def push_frame(module: nn.Module, args: Any, kwargs: Any) -> ModuleFrame:
     STATE.frames.append(frame)
     if outermost and not keep_mode(module):
         push(STATE.mode)
+    frame.layer = STATE.mode.start_layer(frame)
     return frame
 
 
@@ -191,6 +195,8 @@ def keep_mode(module: nn.Module) -> bool:
 
 def pop_frame(frame: ModuleFrame) -> None:
     """Pop the frame of a module that returned or raised, with the frames of modules that it called."""
+    if STATE.frames and STATE.frames[-1] is frame:
+        frame.release_steps()
     frames = STATE.frames
     if frames and frames[-1] is frame:
         frames.pop()
@@ -252,6 +258,9 @@ def dispatch_call(
     """
     if not STATE.is_active or not is_inside_watched(kernel):
         return run()
+    STATE.effects += 1
+    if STATE.frames:
+        STATE.frames[-1].follow_deferred_steps()
     try:
         with disable_modes():
             call, adapter = read_call()
@@ -334,6 +343,7 @@ def find_direct_call(innermost: nn.Module | None = None) -> tuple[Watcher, nn.Mo
 
 def report_missed(kernel: str, reason: str) -> None:
     """Report a call that could not be read to every watcher of a running module."""
+    STATE.effects += 1
     for watcher in STATE.watchers:
         name = find_name(watcher)
         if name is not None:

@@ -31,6 +31,7 @@ def build_patches() -> list[AttributePatch]:
     def call_scripted(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = call(self, *args, **kwargs)
         if STATE.is_active and STATE.frames:
+            STATE.frames[-1].release_steps()
             with torch._C.DisableTorchFunction():
                 follow_scripted(self, args, kwargs, result)
         return result

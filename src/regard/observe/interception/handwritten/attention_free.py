@@ -121,7 +121,7 @@ class TableQuotient:
         k, source = take_logarithm(exponentials), self.weighted.table
         bias = take_logarithm(table.arrange(source.detach(), of_table, matrix))
         q = k.new_ones(1, 1, 1, 1).expand(*k.shape[:2], bias.shape[2], 1)
-        mask, offset, bias_of_seen = infer_rule_of_parts(ScoreParts(biases=[bias], raw=[source]), q, k)
+        (mask, offset, bias_of_seen), _ = infer_rule_of_parts(ScoreParts(biases=[bias], raw=[source]), q, k)
         call = AttentionCall(
             kernel=kernel,
             q=q,

@@ -164,7 +164,7 @@ def read_grouped_call(
     def write_context(new: Tensor, out: Tensor) -> Tensor:
         return table.restore(new if total is None else new * total, four, dims, out.shape)
 
-    adapter = CallAdapter(lambda: result, read_context, write_context, is_reversible=total is None)
+    adapter = CallAdapter(lambda: result, read_context, write_context, is_reversible=total is None, weights=matrix)
     if total is not None and not call.note:
         with suppress(Exception):  # of an unusual layout, in which the division is not followed
             adapter.divisor = table.restore(total.expand(*total.shape[:3], v.shape[3]), four, dims, result.shape)

@@ -67,7 +67,7 @@ def resolve_form(form: ScoreForm, table: AxisTable, groups: Groups, kernel: str,
     b = max(len(x) for x in (q, k, v) if x is not None)
     q, k = (x if len(x) == b else x.expand(b, -1, -1, -1) for x in (q, k))
     v = v if v is None or len(v) == b else v.expand(b, -1, -1, -1)
-    rule = infer_rule_of_parts(parts, q, k)
+    rule, depends = infer_rule_of_parts(parts, q, k)
     return AttentionCall(
         kernel=kernel,
         q=q,
@@ -83,6 +83,7 @@ def resolve_form(form: ScoreForm, table: AxisTable, groups: Groups, kernel: str,
         can_use_cache=not is_looked_up(frames[-1], pair[0]),
         follows_cache=partial(follows_cached_keys, frames[-1], *pair),
         can_be_packed=False,
+        mask_depends_on_scores=depends,
         note=ADDED if any(x.dtype == torch.bool and x.any() and not x.all() for x in parts.biases) else "",
     )
 
@@ -218,10 +219,10 @@ def join_products(q: Tensor, k: Tensor, more: list[tuple[Tensor, Tensor]]) -> tu
     return torch.cat(queries, -1), torch.cat(keys, -1)
 
 
-def infer_rule_of_parts(parts: ScoreParts, q: Tensor, k: Tensor) -> Any:
-    """Return the mask, offset and bias of what is added to the scores and hidden from them."""
+def infer_rule_of_parts(parts: ScoreParts, q: Tensor, k: Tensor) -> tuple[Any, bool]:
+    """Return the mask, offset and bias of what is added to the scores and hidden from them, and whether q and k decide it."""
     if not parts.biases and not parts.hidden:
-        return EVERYTHING, 0, None
+        return (EVERYTHING, 0, None), False
     amounts = [amount for _, amount in parts.hidden]
     bottom = torch.finfo(score_dtype(q.dtype)).min / 2  # hides a key beside any scores
 
@@ -239,7 +240,7 @@ def infer_rule_of_parts(parts: ScoreParts, q: Tensor, k: Tensor) -> Any:
             )
         with torch.no_grad():
             rules[reach] = join_rules(parts, min(FILLED, -reach), q, k)
-    return rules[reach]
+    return rules[reach], depends
 
 
 def may_depend_on_scores(parts: ScoreParts, bottom: float) -> bool:

@@ -14,6 +14,7 @@ from regard.observe.interception.handwritten.contraction import find_operands
 from regard.observe.interception.handwritten.score_form import MOVERS
 from regard.observe.interception.handwritten.traces import TraceKind, Traces
 from regard.observe.interception.provenance import ModuleFrame, find_tensors
+from regard.observe.interception.thread_state import STATE
 
 MULTIPLIED = "its weights are multiplied with other values too ({}), which are neither recorded nor changed by an intervention"
 Owners = list[tuple[Any, str]]  # watchers and their names for the module of a call
@@ -92,8 +93,10 @@ class UsedWeights(Traces):
         """Report a product of weights to the watchers of their call, if it ran in its module; keep it if no call is known."""
         if roots not in self.calls:
             self.other_products[roots] = name, frames
+            STATE.effects += 1
             return
         owners, frames_of_call = self.calls[roots]
+        STATE.effects += 1
         if frames.module in frames_of_call or frames_of_call.module in frames:
             for watcher, path in owners:
                 watcher.handle_second_product(MULTIPLIED.format(name), path)

@@ -1,0 +1,192 @@
+"""Layers that repeat an earlier one are recorded as they are where each layer is followed."""
+
+import weakref
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from default_dtype import use_default_dtype
+from observe.interception.handwritten.handwritten_attention import C, H, Own
+from observe.interception.handwritten.test_forms import FORMS
+from observe.recording_checks import are_equal
+from regard.observe import Recording, record
+from regard.observe.interception import function_mode, repeated_layers
+
+pytestmark = pytest.mark.filterwarnings("ignore:not recorded")
+
+
+@pytest.fixture(autouse=True)
+def default_dtype() -> Iterator[None]:
+    """Compute in float64."""
+    with use_default_dtype(torch.float64):
+        yield
+
+
+class Stack(nn.Module):
+    """Layers of the same input."""
+
+    def __init__(self, layers: list[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers).double()
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [layer(x) for layer in self.layers]
+
+
+def record_both(model: nn.Module, *given: Tensor, **options: object) -> tuple[Recording, int]:
+    """A recording and how many layers were repeated in it; it is the same as one for which each layer was followed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(repeated_layers, "MOST_STEPS", 0)
+        torch.manual_seed(7)
+        with record(model, **options) as followed:
+            expected = model(*given)
+    repeated, repeat = [], function_mode.AttentionFunctionMode.repeat_layer
+    with pytest.MonkeyPatch.context() as patch:
+        mode = function_mode.AttentionFunctionMode
+        patch.setattr(mode, "repeat_layer", lambda *call: repeated.append(repeat(*call)) or repeated[-1])
+        torch.manual_seed(7)
+        with record(model, **options) as recording:
+            found = model(*given)
+    assert are_equal(found, expected)
+    assert recording.missed == followed.missed
+    assert recording.notes == followed.notes
+    assert [*map(describe, recording.calls)] == [*map(describe, followed.calls)]
+    for call, other in zip(recording.calls, followed.calls, strict=True):
+        assert are_equal(call.map.dense(), other.map.dense())
+        assert are_equal(*(getattr(one.stored, "v", None) for one in (call, other)))
+    return recording, sum(repeated)
+
+
+def describe(call) -> tuple[object, ...]:
+    return call.name, call.kind, call.map.shape, repr(call.map), call.step
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_three_layers_of_a_form_are_recorded_as_three_that_are_followed(name):
+    torch.manual_seed(3)
+    form, shape = FORMS[name]
+    record_both(Stack([Own(form) for _ in range(3)]), torch.randn(shape))
+
+
+@given(st.lists(st.sampled_from(sorted(FORMS)), min_size=3, max_size=6), st.integers(0, 99))
+def test_layers_of_different_forms_are_recorded_as_those_that_are_followed(names, seed):
+    torch.manual_seed(seed)
+    dims = len(FORMS[names[0]][1])
+    names = [name for name in names if len(FORMS[name][1]) == dims]
+    record_both(Stack([Own(FORMS[name][0]) for name in names for _ in range(2)]), torch.randn(FORMS[names[0]][1]))
+
+
+class Layer(nn.Module):
+    """Causal attention with a switch for each way in which one layer may differ from another."""
+
+    def __init__(self, way: str = "") -> None:
+        super().__init__()
+        self.qkv, self.way, self.held = nn.Linear(C, 3 * C), way, None
+        self.register_buffer("mask", torch.ones(99, 99).triu(1 if way != "mask" else 2).bool())
+        self.register_buffer("temperature", torch.tensor(2.0))
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        b, t, c = x.shape
+        q, k, v = (y.view(b, t, H, -1).transpose(1, 2) for y in self.qkv(x).split(c, -1))
+        if self.way == "queries":
+            q = q.roll(1, 2)
+        scores = (q @ k.mT * (0.3 if self.way == "scale" else 0.5)).masked_fill(self.mask[:t, :t], -torch.inf)
+        if self.way == "in place":
+            scores[..., 1, 0] += 1
+        weights = (scores / self.temperature if self.way == "temperature" else scores).softmax(-1)
+        if self.way == "exchanged":
+            k, v = v, k
+        if self.way == "dropped":
+            weights = weights * (torch.arange(t) % 2)
+        y = weights @ v
+        if self.way == "twice":
+            y = y + weights @ k
+        if self.way == "held":
+            self.held = weights
+        if self.way == "error":
+            raise ValueError("this layer fails")
+        y = y.transpose(1, 2).reshape(b, t, c)
+        return (y, weights) if self.way == "returned" else y
+
+
+WAYS = ("mask", "temperature", "queries", "scale", "in place", "exchanged", "dropped", "twice", "held", "returned")
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_layer_that_differs_is_followed(way, place):
+    torch.manual_seed(1)
+    layers = [Layer() for _ in range(4)]
+    layers[place] = Layer(way)
+    record_both(Stack(layers), torch.randn(2, 5, C), keep="values")
+
+
+def test_equal_layers_are_repeated_and_layers_in_turn_too():
+    x = torch.randn(2, 5, C)
+    assert record_both(Stack([Layer() for _ in range(4)]), x)[1] == 3
+    assert record_both(Stack([Layer("scale" if n % 2 else "") for n in range(6)]), x)[1] == 4
+
+
+def test_masks_of_other_bits_are_inferred_again():
+    recording, repeated = record_both(Stack([Layer(), Layer("mask"), Layer(), Layer("mask")]), torch.randn(1, 6, C))
+    maps = [repr(call.map) for call in recording.calls]
+    assert maps[0] == maps[2] != maps[1] == maps[3]
+    assert repeated == 2
+
+
+class Scores(nn.Module):
+    """The scores of one part of a layer, whose weights another part makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qk = nn.Linear(C, 2 * C)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = (y.unflatten(-1, (H, -1)).transpose(1, 2) for y in self.qk(x).chunk(2, -1))
+        return q @ k.mT
+
+
+class Parts(nn.Module):
+    """Attention that leaves its scores to a part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores, self.values = Scores(), nn.Linear(C, C)
+
+    def forward(self, x: Tensor) -> Tensor:
+        v = self.values(x).unflatten(-1, (H, -1)).transpose(1, 2)
+        return (self.scores(x).softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+def test_scores_that_a_repeated_part_returns_are_followed_further():
+    recording, repeated = record_both(Stack([Parts() for _ in range(3)]), torch.randn(2, 5, C))
+    assert repeated == 2
+    assert len(recording.calls) == 3
+
+
+def test_what_ran_before_an_error_is_recorded():
+    model = Stack([Layer(), Layer(), Layer("error")])
+    with record(model) as recording, pytest.raises(ValueError, match="this layer fails"):
+        model(torch.randn(1, 5, C))
+    assert [call.name for call in recording.calls] == ["layers.0", "layers.1", "layers.2"]
+
+
+def test_the_tensors_of_a_repeated_layer_are_freed_when_it_ends():
+    class Watched(Layer):
+        alive: list[weakref.ref[Tensor]]
+
+        def forward(self, x: Tensor) -> Tensor:
+            freed.extend(one() is None for one in alive)
+            alive.append(weakref.ref(weights := self.qkv(x)))
+            return super().forward(x) + weights.mean()
+
+    freed, alive = [], []
+    with torch.no_grad():
+        _, repeated = record_both(Stack([Watched() for _ in range(3)]), torch.randn(1, 5, C))
+    assert repeated == 2
+    assert all(freed)
+    assert freed
