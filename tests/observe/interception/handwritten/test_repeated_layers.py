@@ -138,6 +138,34 @@ def test_masks_of_other_bits_are_inferred_again():
     assert repeated == 2
 
 
+def test_a_mask_of_other_bits_in_a_row_that_is_not_sampled_is_inferred_again():
+    layers = [Layer() for _ in range(3)]
+    layers[1].mask[3, 1] = True
+    recording, repeated = record_both(Stack(layers), torch.randn(1, 33, C))
+    assert repeated == 1
+    assert recording.map(1).dense()[0, 0, 3, 1] == 0 != recording.map(2).dense()[0, 0, 3, 1]
+
+
+class Unseen(nn.Module):
+    """Attention whose scores numpy changes, which no function of torch shows."""
+
+    def __init__(self, amount: float) -> None:
+        super().__init__()
+        self.qkv, self.amount = nn.Linear(C, 3 * C), amount
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        scores = q @ k.mT
+        scores.detach().numpy()[..., 0] += self.amount
+        return scores.softmax(-1) @ v
+
+
+def test_weights_that_are_not_those_of_the_scores_are_not_repeated():
+    recording, repeated = record_both(Stack([Unseen(0), Unseen(0), Unseen(1)]), torch.randn(1, 5, C))
+    assert repeated == 1
+    assert len(recording.notes) == 1
+
+
 class Scores(nn.Module):
     """The scores of one part of a layer, whose weights another part makes."""
 
