@@ -264,7 +264,7 @@ class ModuleFrame:
         known = self.contents.get(id(x))
         if known is None:
             tensor = x()
-            weighs = isinstance(tensor, nn.Parameter) or is_weight(self.module, tensor)
+            weighs = is_part_of_parameter(tensor) or is_weight(self.module, tensor)
             known = self.contents[id(x)] = x, WEIGHT if weighs else TOKEN
         return known[1]
 
@@ -326,6 +326,11 @@ def is_stack_of_matrices(x: "weakref.ref[Tensor]") -> bool:
     """Return whether a tensor is a parameter of many matrices, such as experts: an entry of it is a weight."""
     table = x()
     return isinstance(table, nn.Parameter) and table.dim() > 2
+
+
+def is_part_of_parameter(x: Tensor | None) -> bool:
+    """Return whether a tensor is a parameter or a view of one, as the weights of an expert that a module is called with."""
+    return isinstance(x, nn.Parameter) or (x is not None and isinstance(x._base, nn.Parameter))
 
 
 def is_weight(module: nn.Module, x: Tensor | None) -> bool:

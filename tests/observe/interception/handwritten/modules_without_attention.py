@@ -8,6 +8,13 @@ from torch.nn.utils.parametrizations import weight_norm
 B, T, C, E, K = 2, 5, 12, 3, 7
 
 
+class Expert(nn.Module):
+    """An expert whose weights are arguments."""
+
+    def forward(self, x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        return (F.silu(x.matmul(gate.T)) * x.matmul(up.T)).matmul(down)
+
+
 class Experts(nn.Module):
     """A router, and experts as models write them."""
 
@@ -15,6 +22,7 @@ class Experts(nn.Module):
         super().__init__()
         self.style, self.router = style, nn.Linear(C, E, bias=False)
         self.up, self.down = nn.Parameter(torch.randn(E, 2 * C, C)), nn.Parameter(torch.randn(E, C, 2 * C))
+        self.table, self.expert = nn.Parameter(torch.randn(3 * E * 2 * C, C)), Expert()
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(0, 1)
@@ -53,6 +61,15 @@ class Experts(nn.Module):
 
     def activate_gates(self, x: Tensor, gates: Tensor) -> Tensor:
         return self.compute_all_experts(x, F.relu(gates.log() + self.router(x)[:, :1]).softmax(-1))
+
+    def hand_over_weights(self, x: Tensor, gates: Tensor) -> Tensor:
+        """As DBRX writes it: the weights of each expert are rows of a table, which another module is called with."""
+        chosen, out = gates.argmax(-1), torch.zeros_like(x)
+        for n in chosen.unique():
+            (where,) = torch.where(chosen == n)
+            weights = self.table.view(3, E, 2 * C, C)[:, n]
+            out.index_add_(0, where, self.expert(x[where], *weights) * gates[where, n, None])
+        return out
 
     def dispatch_tokens(self, x: Tensor, gates: Tensor) -> Tensor:
         """As GShard and Switch write it: which token goes to which place of which expert is a mask."""
@@ -348,6 +365,7 @@ def list_modules() -> dict[str, nn.Module]:
             "repeat_tokens",
             "activate_gates",
             "dispatch_tokens",
+            "hand_over_weights",
         ],
         Codebook: ["soft", "buffer", "gumbel", "hard"],
         Loss: ["contrast", "supervised contrast", "sigmoids", "distillation", "entropy", "smoothed labels"],
