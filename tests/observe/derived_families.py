@@ -3,7 +3,7 @@
 They are held against the softmaxes that they compute themselves, in float32.
 """
 
-import importlib
+import importlib.util
 import inspect
 import math
 import pkgutil
@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from observe.derived_changes import CHANGES, merge
+from observe.derived_feeds import FEEDS
 from observe.eager_weights import are_equal
 from observe.family import widen
 from observe.handwritten_families import OwnWeights, find_largest_difference
@@ -39,6 +41,9 @@ SIZES: dict[str, int | float | tuple[int, ...]] = {  # patterns of the names of 
     r"image_size": 32,
     r"patch_size": 8,
     r"max_position_embeddings|max_source_positions|max_target_positions|n_positions|max_seq_len": 128,
+    r"image_token_(id|index)": 99,
+    r"video_token_(id|index)": 98,
+    r"audio_token_(id|index)": 97,
     r"pad_token_id": 0,
     r"bos_token_id|decoder_start_token_id": 1,
     r"eos_token_id": 2,
@@ -191,6 +196,7 @@ DERIVED = (
     "Wav2Vec2ConformerModel",
     "XCLIPTextModel",
     "YoutuModel",
+    *CHANGES,
 )
 
 
@@ -218,8 +224,9 @@ def find_class(name: str) -> Any:
     if hasattr(transformers, name):
         return getattr(transformers, name)
     for folder in pkgutil.iter_modules(importlib.import_module("transformers.models").__path__):
-        if folder.name.replace("_", "") in name.lower():
-            module = importlib.import_module(f"transformers.models.{folder.name}.modeling_{folder.name}")
+        source = f"transformers.models.{folder.name}.modeling_{folder.name}"
+        if folder.name.replace("_", "") in name.lower().replace("_", "") and importlib.util.find_spec(source):
+            module = importlib.import_module(source)
             if hasattr(module, name):
                 return getattr(module, name)
     raise LookupError(name)
@@ -232,7 +239,8 @@ def build(name: str) -> nn.Module:
     transformers.logging.set_verbosity_error()
     chosen = find_class(name)
     torch.manual_seed(3)
-    model: nn.Module = chosen(chosen.config_class(**shrink(chosen.config_class().to_dict()))).eval()
+    settings = merge(shrink(chosen.config_class().to_dict()), CHANGES.get(name, {}))
+    model: nn.Module = chosen(chosen.config_class(**settings)).eval()
     widen(model, 1.0)
     return model
 
@@ -240,6 +248,8 @@ def build(name: str) -> nn.Module:
 def feed(model: nn.Module) -> dict[str, Tensor]:
     """Return words, images or sound, whichever the forward takes first, and a target where it has a decoder."""
     torch.manual_seed(5)
+    if type(model).__name__ in FEEDS:
+        return FEEDS[type(model).__name__](model.config)
     taken, config = inspect.signature(model.forward).parameters, model.config
     vision, bands = getattr(config, "vision_config", config), getattr(config, "num_mel_bins", None)
     bands = bands or getattr(config, "feature_size", 80)

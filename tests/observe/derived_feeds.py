@@ -1,0 +1,126 @@
+"""What the models of `derived_families` are fed whose inputs do not follow from the names of what they take."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+B, T, WORDS = 2, 13, 90
+
+
+def draw_series(config: Any) -> dict[str, Tensor]:
+    """Return time series that are known, and what is known of their future."""
+    before, after = config.context_length + max(config.lags_sequence), config.prediction_length
+    return {
+        "past_values": torch.randn(B, before),
+        "past_time_features": torch.randn(B, before, 2),
+        "past_observed_mask": torch.ones(B, before),
+        "future_values": torch.randn(B, after),
+        "future_time_features": torch.randn(B, after, 2),
+    }
+
+
+def draw_words(tokens: int = T) -> Tensor:
+    """Return words."""
+    return torch.randint(5, WORDS, (B, tokens))
+
+
+def draw_boxes(tokens: int = T) -> Tensor:
+    """Return the corners of the boxes in which words stand."""
+    corners = torch.randint(0, 50, (B, tokens, 2))
+    return torch.cat([corners, corners + torch.randint(1, 40, (B, tokens, 2))], -1)
+
+
+def draw_squares(side: int) -> Callable[[Any], dict[str, Tensor]]:
+    """Return what draws square pictures."""
+    return lambda config: {"pixel_values": torch.randn(B, 3, side, side)}
+
+
+def draw_spectrum(bands: int, frames: int = 60) -> Callable[[Any], dict[str, Tensor]]:
+    """Return what draws the bands of a sound, frame by frame."""
+    return lambda config: {"input_features": torch.randn(B, frames, bands)}
+
+
+FEEDS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "ASTModel": lambda config: {"input_values": torch.randn(B, config.max_length, config.num_mel_bins)},
+    "FunAsrNanoEncoder": lambda config: {
+        "input_features": torch.randn(B, 11, config.num_mel_bins * config.num_stacked_frames),
+        "input_features_mask": torch.ones(B, 11, dtype=torch.long),
+    },
+    "Gemma4AudioModel": draw_spectrum(8),
+    "GraniteSpeech5Encoder": draw_spectrum(320, 32),
+    "IdeficsModel": lambda config: {
+        "input_ids": draw_words(),
+        "pixel_values": torch.randn(B, 2, 3, 32, 32),
+        "image_attention_mask": torch.ones(B, T, 2, dtype=torch.long),
+    },
+    "InformerModel": draw_series,
+    "TimeSeriesTransformerModel": draw_series,
+    "JevForDecision": lambda config: {
+        "input_ids": draw_words()[:1],
+        "marks": torch.tensor([[7, 13]]),
+        "num_options": torch.tensor([[2, 3]]),
+        "question_type_ids": torch.tensor([[0, 1]]),
+    },
+    "KyutaiSpeechToTextModel": lambda config: {"input_ids": torch.randint(5, WORDS, (B, T, config.num_codebooks + 1))},
+    "LayoutLMv3Model": lambda config: {
+        "input_ids": draw_words(),
+        "bbox": draw_boxes(),
+        "pixel_values": torch.randn(B, 3, 32, 32),
+    },
+    "LightGlueForKeypointMatching": lambda config: {"pixel_values": torch.randn(B, 2, 3, 64, 64)},
+    "MimiModel": lambda config: {"input_values": torch.randn(B, 1, 400)},
+    "MuseGlimmerAssistantModel": lambda config: {
+        "noise_embeds": torch.randn(B, config.block_size, 48),
+        "context_hidden_states": torch.randn(B, T, 48 * len(config.target_layer_ids)),
+    },
+    "MusicgenModel": lambda config: {
+        "input_ids": torch.randint(5, WORDS, (B * config.num_codebooks, T)),
+        "encoder_hidden_states": torch.randn(B, 11, 48),
+    },
+    "MusicgenMelodyModel": lambda config: {
+        "input_ids": torch.randint(5, WORDS, (B * config.num_codebooks, T)),
+        "encoder_hidden_states": torch.randn(B, 11, 48),
+    },
+    "OmniASRCTCModel": lambda config: {"input_values": torch.randn(B, 1, 400)},
+    "PatchTSMixerModel": lambda config: {"past_values": torch.randn(B, 32, config.num_input_channels)},
+    "PI0ForConditionalGeneration": lambda config: {
+        "state": torch.randn(B, config.max_state_dim),
+        "noise": torch.randn(B, config.chunk_size, config.max_action_dim),
+        "timestep": torch.rand(B),
+        "input_ids": torch.cat([torch.full((B, 16), 99), draw_words()], 1),
+        "pixel_values": torch.randn(B, 1, 3, 32, 32),
+        "pixel_attention_mask": torch.ones(B, 1, dtype=torch.bool),
+    },
+    "Pix2StructForConditionalGeneration": lambda config: {
+        "flattened_patches": torch.cat([torch.randint(1, 9, (B, 11, 2)).float(), torch.randn(B, 11, 48)], -1),
+        "decoder_input_ids": draw_words(7),
+    },
+    "PocketTTSAudioTokenizerModel": lambda config: {"input_values": torch.randn(B, 1, 400)},
+    "Pop2PianoForConditionalGeneration": lambda config: {
+        "input_features": torch.randn(B, 11, 48),
+        "decoder_input_ids": draw_words(7),
+    },
+    "PromptDepthAnythingForDepthEstimation": lambda config: {
+        "pixel_values": torch.randn(B, 3, 32, 32),
+        "prompt_depth": torch.rand(B, 1, 32, 32),
+    },
+    "PatchTSTModel": lambda config: {"past_values": torch.randn(B, 32, config.num_input_channels)},
+}
+FEEDS |= {
+    f"{name}RecForTextRecognition": lambda config: {"pixel_values": torch.randn(B, 3, 80, 256)}
+    for name in ("PPOCRV5Mobile", "PPOCRV5Server", "PPOCRV6Small")
+}
+SQUARES = {
+    "RTDetrModel": 64,
+    "RTDetrV2Model": 64,
+    "DFineModel": 64,
+    "Deimv2Model": 64,
+    "PPDocLayoutV2ForObjectDetection": 64,
+    "PPDocLayoutV3Model": 64,
+    "PPDocLayoutV4Model": 64,
+    "DeformableDetrModel": 64,
+    "DepthProModel": 128,
+}
+FEEDS |= {name: draw_squares(side) for name, side in SQUARES.items()}
