@@ -212,6 +212,13 @@ CHANGES: dict[str, dict[str, Any]] = {
         "mask_feature_channels": [8, 8],
         "x4_feat_dim": 8,
     },
+    "PPDocLayoutV4Model": {**DETECTOR, "backbone_config": HGNET},
+    "DeformableDetrModel": {
+        "backbone_config": {"model_type": "resnet", **RESNET},
+        "d_model": 64,
+        "num_feature_levels": 3,
+        "num_queries": 7,
+    },
     "DepthAnythingForDepthEstimation": DEPTH,
     "PromptDepthAnythingForDepthEstimation": DEPTH,
     "DepthProModel": {

@@ -12,10 +12,12 @@ import warnings
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 
 from observe.derived_changes import CHANGES, merge
 from observe.derived_feeds import FEEDS
+from observe.derived_part_changes import NEEDS, PART_CHANGES
 from observe.eager_weights import are_equal
 from observe.family import widen
 from observe.handwritten_families import OwnWeights, find_largest_difference
@@ -197,6 +199,7 @@ DERIVED = (
     "XCLIPTextModel",
     "YoutuModel",
     *CHANGES,
+    *(name for name in PART_CHANGES if importlib.util.find_spec(NEEDS.get(name, "torch"))),
 )
 
 
@@ -215,6 +218,14 @@ def shrink(settings: dict[str, Any]) -> dict[str, Any]:
         found |= {name: 4 for name in ("num_key_value_heads", "head_dim") if name in settings}
     rope = settings.get("rope_parameters")
     return found | ({"rope_parameters": {**rope, **ROPE}} if isinstance(rope, dict) and rope.keys() & ROPE.keys() else {})
+
+
+def derive_settings(chosen: Any) -> dict[str, Any]:
+    """Return the small settings of a class of models; none where its config refuses its own defaults."""
+    try:
+        return shrink(chosen.config_class().to_dict())
+    except StrictDataclassError:
+        return {}
 
 
 def find_class(name: str) -> Any:
@@ -239,7 +250,7 @@ def build(name: str) -> nn.Module:
     transformers.logging.set_verbosity_error()
     chosen = find_class(name)
     torch.manual_seed(3)
-    settings = merge(shrink(chosen.config_class().to_dict()), CHANGES.get(name, {}))
+    settings = merge(derive_settings(chosen), (CHANGES | PART_CHANGES).get(name, {}))
     model: nn.Module = chosen(chosen.config_class(**settings)).eval()
     widen(model, 1.0)
     return model

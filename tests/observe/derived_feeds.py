@@ -32,6 +32,24 @@ def draw_boxes(tokens: int = T) -> Tensor:
     return torch.cat([corners, corners + torch.randint(1, 40, (B, tokens, 2))], -1)
 
 
+def put_first(token: int, count: int) -> Tensor:
+    """Return words after a token that stands for a part of a picture, which comes several times."""
+    return torch.cat([torch.full((B, count), token), draw_words()], 1)
+
+
+def draw_points(side: int) -> dict[str, Tensor]:
+    """Return pictures, and two points in each of them."""
+    points, labels = side * torch.rand(B, 1, 2, 2), torch.ones(B, 1, 2, dtype=torch.long)
+    return {"pixel_values": torch.randn(B, 3, side, side), "input_points": points, "input_labels": labels}
+
+
+def draw_shared_keys(config: Any) -> dict[str, Any]:
+    """Return a token, and the keys and values of the model that it is guessed for."""
+    shared = {kind: torch.randn(2, B, 2, T, width) for kind, width in (("sliding_attention", 12), ("full_attention", 24))}
+    inputs = torch.randn(B, 1, 2 * config.backbone_hidden_size)
+    return {"inputs_embeds": inputs, "shared_kv_states": {kind: (k, v) for kind, (k, v) in shared.items()}}
+
+
 def draw_squares(side: int) -> Callable[[Any], dict[str, Tensor]]:
     """Return what draws square pictures."""
     return lambda config: {"pixel_values": torch.randn(B, 3, side, side)}
@@ -112,6 +130,62 @@ FEEDS |= {
     f"{name}RecForTextRecognition": lambda config: {"pixel_values": torch.randn(B, 3, 80, 256)}
     for name in ("PPOCRV5Mobile", "PPOCRV5Server", "PPOCRV6Small")
 }
+FEEDS |= {
+    "EncoderDecoderModel": lambda config: {"input_ids": draw_words(), "decoder_input_ids": draw_words(7)},
+    "VisionEncoderDecoderModel": lambda config: {"pixel_values": torch.randn(B, 3, 32, 32), "decoder_input_ids": draw_words(7)},
+    "SpeechEncoderDecoderModel": lambda config: {"inputs": torch.randn(B, 400), "decoder_input_ids": draw_words(7)},
+    "VisionTextDualEncoderModel": lambda config: {"input_ids": draw_words(), "pixel_values": torch.randn(B, 3, 32, 32)},
+    "RagModel": lambda config: {
+        "input_ids": draw_words(),
+        "context_input_ids": torch.randint(5, WORDS, (B * config.n_docs, T)),
+        "context_attention_mask": torch.ones(B * config.n_docs, T, dtype=torch.long),
+        "doc_scores": torch.randn(B, config.n_docs),
+        "decoder_input_ids": draw_words(7),
+    },
+    "EfficientLoFTRModel": lambda config: {"pixel_values": torch.randn(B, 2, 3, 64, 64)},
+    "VideomtForUniversalSegmentation": lambda config: {"pixel_values_videos": torch.randn(B, 3, 3, 32, 32)},
+    "Florence2Model": lambda config: {
+        "input_ids": put_first(99, 5),
+        "pixel_values": torch.randn(B, 3, 64, 64),
+        "decoder_input_ids": draw_words(7),
+    },
+    "Sam2Model": lambda config: draw_points(64),
+    "Sam3TrackerModel": lambda config: draw_points(32),
+    "Sam3LiteTextModel": lambda config: {"input_ids": draw_words(), "pixel_values": torch.randn(B, 3, 32, 32)},
+    "ShieldGemma2ForImageClassification": lambda config: {
+        "input_ids": put_first(99, 4),
+        "pixel_values": torch.randn(B, 3, 32, 32),
+        "token_type_ids": torch.zeros(B, T + 4, dtype=torch.long),
+    },
+    "Speech2TextModel": lambda config: {"input_features": torch.randn(B, 40, 8), "decoder_input_ids": draw_words(7)},
+    "TimesFmModel": lambda config: {
+        "past_values": torch.randn(B, 64),
+        "past_values_padding": torch.zeros(B, 64, dtype=torch.long),
+        "freq": torch.zeros(B, 1, dtype=torch.long),
+    },
+    "TimesFm2_5Model": lambda config: {"past_values": torch.randn(B, 64), "past_values_padding": torch.zeros(B, 64)},
+    "UdopModel": lambda config: {
+        "input_ids": draw_words(),
+        "bbox": draw_boxes() / 100,
+        "pixel_values": torch.randn(B, 3, 32, 32),
+        "decoder_input_ids": draw_words(7),
+    },
+    "VitMatteForImageMatting": lambda config: {"pixel_values": torch.randn(B, 4, 64, 64)},
+    "VitPoseForPoseEstimation": lambda config: {"pixel_values": torch.randn(B, 3, 32, 24)},
+    "VitPoseBackbone": lambda config: {
+        "pixel_values": torch.randn(B, 3, 32, 24),
+        "dataset_index": torch.arange(B),
+    },
+    "VoxtralRealtimeModel": lambda config: {"input_ids": draw_words(), "input_features": torch.randn(B, 8, 8 * T)},
+    "Wav2Vec2BertModel": lambda config: {"input_features": torch.randn(B, 40, 16)},
+    "XcodecModel": lambda config: {"input_values": torch.randn(B, 1, 400)},
+    "Xcodec2Model": lambda config: {"input_values": torch.randn(B, 1, 400), "input_features": torch.randn(B, 100, 16)},
+    "NeuCodecModel": lambda config: {"input_values": torch.randn(B, 1, 400), "input_features": torch.randn(B, 100, 16)},
+    "PeAudioModel": lambda config: {"input_ids": draw_words(), "input_values": torch.randn(B, 1, 400)},
+    "Gemma4AssistantForCausalLM": lambda config: draw_shared_keys(config),
+    "Gemma4UnifiedAssistantForCausalLM": lambda config: draw_shared_keys(config),
+}
+
 SQUARES = {
     "RTDetrModel": 64,
     "RTDetrV2Model": 64,
@@ -122,5 +196,7 @@ SQUARES = {
     "PPDocLayoutV4Model": 64,
     "DeformableDetrModel": 64,
     "DepthProModel": 128,
+    "UperNetForSemanticSegmentation": 64,
+    "Mask2FormerModel": 64,
 }
 FEEDS |= {name: draw_squares(side) for name, side in SQUARES.items()}
