@@ -7,6 +7,7 @@ their difference is that of the map times the values from the layer's own output
 
 import sys
 import warnings
+from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -23,6 +24,7 @@ from observe.handwritten_families import HAND, UNCOMPARED, UNSOFTENED, compare_w
 from observe.handwritten_media_families import KERNELS
 from observe.recurrent_models import RECURRENT, RecurrentFamily, draw_tokens
 from observe.shared_rows import SHARED, compare_with_outputs
+from observe.wrapped_models import compare_ranks, list_wrappers
 from regard.observe import record
 
 TITLE = "Families of models: largest difference of a recorded map from the same model's eager attention"
@@ -57,7 +59,23 @@ def run(peak: dict[torch.dtype, float]) -> Table:
         table.add(one.family.name, one.family.model, "one row of weights", "none", maps, difference, "its own output")
     for recurrent in RECURRENT:
         add_recurrent(table, recurrent)
+    add_wrappers(table)
     return table
+
+
+def add_wrappers(table: Table) -> None:
+    """Add one small model inside each wrapper, and small models on two ranks."""
+    for one in list_wrappers():
+        try:
+            package = f"{one.package} {metadata.version(one.package)}"
+            maps, difference = one.compare()
+        except ImportError as error:
+            table.add(one.name, one.package, "wrapped", "", "", f"not installed: {type(error).__name__}", "")
+            continue
+        table.add(one.name, package, "wrapped", "none", maps, difference, one.reference)
+    for name, (maps, difference) in compare_ranks().items():
+        package = f"torch {metadata.version('torch')}"
+        table.add(name, package, "on two ranks", "none", maps, difference, "the model on one process, in float64")
 
 
 def add_recurrent(table: Table, family: RecurrentFamily) -> None:

@@ -16,7 +16,7 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 
 from observe.derived_changes import CHANGES, merge
-from observe.derived_feeds import FEEDS
+from observe.derived_feeds import FEEDS, TRACKERS, track
 from observe.derived_part_changes import NEEDS, PART_CHANGES
 from observe.eager_weights import are_equal
 from observe.family import widen
@@ -256,9 +256,11 @@ def build(name: str) -> nn.Module:
     return model
 
 
-def feed(model: nn.Module) -> dict[str, Tensor]:
+def feed(model: nn.Module) -> dict[str, Any]:
     """Return words, images or sound, whichever the forward takes first, and a target where it has a decoder."""
     torch.manual_seed(5)
+    if type(model).__name__ in TRACKERS:
+        return track(model)
     if type(model).__name__ in FEEDS:
         return FEEDS[type(model).__name__](model.config)
     taken, config = inspect.signature(model.forward).parameters, model.config
@@ -285,12 +287,12 @@ def compare_derived(name: str) -> tuple[int, float]:
     The column of a sink is left out; of weights that are no softmax it is the difference from the layer's output. Raises
     AssertionError if the output changes inside `record`, if nothing is recorded or something is missed.
     """
-    model, own, differences = build(name), OwnWeights(), []
-    given = feed(model)
+    own, outputs, differences = OwnWeights(), [], []
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        outputs = []
+        model = build(name)
         for context in (own, record(model)):
+            given = feed(model)
             torch.manual_seed(1)
             with context as recording:
                 outputs.append(model(**given))

@@ -1,10 +1,11 @@
 """What the models of `derived_families` are fed whose inputs do not follow from the names of what they take."""
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 B, T, WORDS = 2, 13, 90
 
@@ -41,6 +42,19 @@ def draw_points(side: int) -> dict[str, Tensor]:
     """Return pictures, and two points in each of them."""
     points, labels = side * torch.rand(B, 1, 2, 2), torch.ones(B, 1, 2, dtype=torch.long)
     return {"pixel_values": torch.randn(B, 3, side, side), "input_points": points, "input_labels": labels}
+
+
+def track(model: nn.Module) -> dict[str, Any]:
+    """Return two pictures of a film, in the first of which the model has found an object, and the number of the second."""
+    sessions = [kind for name, kind in vars(import_module(type(model).__module__)).items() if name.endswith("InferenceSession")]
+    side = model.config.image_size
+    film = torch.randn(2, 3, side, side)
+    session = sessions[0](video=film, video_height=side, video_width=side, dtype=film.dtype)
+    points = {"point_coords": side * torch.rand(1, 1, 2, 2), "point_labels": torch.ones(1, 1, 2, dtype=torch.int32)}
+    session.add_point_inputs(session.obj_id_to_idx(1), 0, points)
+    session.obj_with_new_inputs = [1]
+    model(session, frame_idx=0)
+    return {"inference_session": session, "frame_idx": 1}
 
 
 def draw_shared_keys(config: Any) -> dict[str, Any]:
@@ -131,6 +145,7 @@ FEEDS |= {
     for name in ("PPOCRV5Mobile", "PPOCRV5Server", "PPOCRV6Small")
 }
 FEEDS |= {
+    "ChameleonModel": lambda config: {"input_ids": put_first(99, 16), "pixel_values": torch.randn(B, 3, 32, 32)},
     "EncoderDecoderModel": lambda config: {"input_ids": draw_words(), "decoder_input_ids": draw_words(7)},
     "VisionEncoderDecoderModel": lambda config: {"pixel_values": torch.randn(B, 3, 32, 32), "decoder_input_ids": draw_words(7)},
     "SpeechEncoderDecoderModel": lambda config: {"inputs": torch.randn(B, 400), "decoder_input_ids": draw_words(7)},
@@ -200,3 +215,4 @@ SQUARES = {
     "Mask2FormerModel": 64,
 }
 FEEDS |= {name: draw_squares(side) for name, side in SQUARES.items()}
+TRACKERS = ("Sam2VideoModel", "EdgeTamVideoModel", "Sam3TrackerVideoModel")

@@ -120,6 +120,27 @@ ASSISTANT = {
     "backbone_hidden_size": 48,
 }
 
+MEMORY = {
+    "memory_attention_hidden_size": 48,
+    "memory_attention_num_layers": 2,
+    "memory_attention_feed_forward_hidden_size": 64,
+    "memory_encoder_hidden_size": 48,
+    "memory_encoder_output_channels": 16,
+    "memory_fuser_embed_dim": 48,
+    "memory_fuser_intermediate_dim": 64,
+    "mask_downsampler_embed_dim": 48,
+}
+SAM2 = {
+    "vision_config": {**SEEN, "backbone_config": HIERA, "backbone_channel_list": [48, 36, 24, 12]},
+    "prompt_encoder_config": PROMPTS,
+    "mask_decoder_config": MASKS,
+}
+SAM3_TRACKER = {
+    "vision_config": SAM3,
+    "prompt_encoder_config": {"image_size": 32, "patch_size": 8},
+    "mask_decoder_config": MASKS,
+}
+CODES = {f"IMGIMG{chr(65 + code)}Z": 90 + code for code in range(8)}
 NEEDS = {  # packages that a model needs beside transformers
     "EomtForUniversalSegmentation": "scipy",
     "EomtDinov3ForUniversalSegmentation": "scipy",
@@ -162,17 +183,34 @@ PART_CHANGES: dict[str, dict[str, Any]] = {
             "window_size": 4,
         }
     },
-    "Sam2Model": {
-        "vision_config": {**SEEN, "backbone_config": HIERA, "backbone_channel_list": [48, 36, 24, 12]},
-        "prompt_encoder_config": PROMPTS,
-        "mask_decoder_config": MASKS,
+    "Sam2Model": SAM2,
+    "Sam2VideoModel": {**SAM2, **MEMORY, "image_size": 64, "memory_attention_rope_feat_sizes": [4, 4]},
+    "EdgeTamVideoModel": {
+        **SAM2,
+        **MEMORY,
+        "image_size": 64,
+        "memory_attention_rope_feat_sizes": [4, 4],
+        "memory_attention_rope_k_sizes": [2, 2],
+        "perceiver_resampler_num_latents": 4,
+        "perceiver_resampler_num_latents_2d": 4,
+        "perceiver_resampler_hidden_size": 16,
+        "perceiver_resampler_attention_head_dim": 4,
+    },
+    "ChameleonModel": {
+        "vocabulary_map": {"<image>": 99, **CODES},
+        "vq_config": {
+            "embed_dim": 16,
+            "latent_channels": 16,
+            "num_embeddings": 8,
+            "resolution": 32,
+            "base_channels": 32,
+            "channel_multiplier": [1, 1, 1, 1],
+            "num_res_blocks": 1,
+        },
     },
     "Sam3LiteTextModel": {"vision_config": SAM3, "detr_decoder_config": {"num_queries": 7}},
-    "Sam3TrackerModel": {
-        "vision_config": SAM3,
-        "prompt_encoder_config": {"image_size": 32, "patch_size": 8},
-        "mask_decoder_config": MASKS,
-    },
+    "Sam3TrackerModel": SAM3_TRACKER,
+    "Sam3TrackerVideoModel": {**SAM3_TRACKER, **MEMORY, "memory_attention_rope_feat_sizes": [4, 4]},
     "ShieldGemma2ForImageClassification": {"yes_token_index": 5, "no_token_index": 6, "mm_tokens_per_image": 4},
     "Speech2TextModel": {"conv_channels": 16, "input_feat_per_channel": 8},
     "TimesFmModel": {"patch_length": 8, "context_length": 64, "horizon_length": 8},
