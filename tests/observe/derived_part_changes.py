@@ -120,20 +120,27 @@ ASSISTANT = {
     "backbone_hidden_size": 48,
 }
 
-MEMORY = {
-    "memory_attention_hidden_size": 48,
+MEMORY = {  # its keys are always 64 wide, and parts of what is wider
+    "memory_attention_hidden_size": 128,
     "memory_attention_num_layers": 2,
-    "memory_attention_feed_forward_hidden_size": 64,
-    "memory_encoder_hidden_size": 48,
-    "memory_encoder_output_channels": 16,
-    "memory_fuser_embed_dim": 48,
-    "memory_fuser_intermediate_dim": 64,
-    "mask_downsampler_embed_dim": 48,
+    "memory_attention_feed_forward_hidden_size": 48,
+    "memory_attention_rope_feat_sizes": [4, 4],
+    "memory_encoder_hidden_size": 128,
+    "memory_fuser_embed_dim": 128,
+    "memory_fuser_intermediate_dim": 48,
+    "mask_downsampler_embed_dim": 128,
+    "mask_decoder_config": {"hidden_size": 128, "iou_head_hidden_dim": 48},
 }
 SAM2 = {
     "vision_config": {**SEEN, "backbone_config": HIERA, "backbone_channel_list": [48, 36, 24, 12]},
     "prompt_encoder_config": PROMPTS,
     "mask_decoder_config": MASKS,
+}
+SAM2_VIDEO = {
+    **MEMORY,
+    "image_size": 64,
+    "vision_config": {**SAM2["vision_config"], "fpn_hidden_size": 128},
+    "prompt_encoder_config": {**PROMPTS, "hidden_size": 128},
 }
 SAM3_TRACKER = {
     "vision_config": SAM3,
@@ -184,17 +191,13 @@ PART_CHANGES: dict[str, dict[str, Any]] = {
         }
     },
     "Sam2Model": SAM2,
-    "Sam2VideoModel": {**SAM2, **MEMORY, "image_size": 64, "memory_attention_rope_feat_sizes": [4, 4]},
+    "Sam2VideoModel": SAM2_VIDEO,
     "EdgeTamVideoModel": {
-        **SAM2,
-        **MEMORY,
-        "image_size": 64,
-        "memory_attention_rope_feat_sizes": [4, 4],
+        **SAM2_VIDEO,
         "memory_attention_rope_k_sizes": [2, 2],
         "perceiver_resampler_num_latents": 4,
         "perceiver_resampler_num_latents_2d": 4,
-        "perceiver_resampler_hidden_size": 16,
-        "perceiver_resampler_attention_head_dim": 4,
+        "perceiver_resampler_attention_head_dim": 16,
     },
     "ChameleonModel": {
         "vocabulary_map": {"<image>": 99, **CODES},
@@ -210,7 +213,11 @@ PART_CHANGES: dict[str, dict[str, Any]] = {
     },
     "Sam3LiteTextModel": {"vision_config": SAM3, "detr_decoder_config": {"num_queries": 7}},
     "Sam3TrackerModel": SAM3_TRACKER,
-    "Sam3TrackerVideoModel": {**SAM3_TRACKER, **MEMORY, "memory_attention_rope_feat_sizes": [4, 4]},
+    "Sam3TrackerVideoModel": {
+        **MEMORY,
+        "vision_config": {**SAM3, "fpn_hidden_size": 128},
+        "prompt_encoder_config": {"image_size": 32, "patch_size": 8, "hidden_size": 128},
+    },
     "ShieldGemma2ForImageClassification": {"yes_token_index": 5, "no_token_index": 6, "mm_tokens_per_image": 4},
     "Speech2TextModel": {"conv_channels": 16, "input_feat_per_channel": 8},
     "TimesFmModel": {"patch_length": 8, "context_length": 64, "horizon_length": 8},
