@@ -138,6 +138,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "JevForDecision": {"text_config": DELTA},
     "KyutaiSpeechToTextModel": {"num_codebooks": 4, "audio_pad_token_id": 505, "codec_config": MIMI},
     "LayoutLMv3Model": {"coordinate_size": 8, "shape_size": 8, "input_size": 32},
+    "LongT5Model": {"local_radius": 3},
+    "PegasusXModel": {"block_size": 4, "num_global_tokens": 3},
     "Lfm3VlModel": {
         "text_config": {"layer_types": ["conv", "full_attention"]},
         "vision_config": {"layer_types": ["conv", "full_attention"]},

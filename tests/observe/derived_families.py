@@ -284,8 +284,9 @@ def feed(model: nn.Module) -> dict[str, Any]:
 def compare_derived(name: str) -> tuple[int, float]:
     """Return the number of maps, and the largest difference of one from the nearest softmax of its size.
 
-    The column of a sink is left out; of weights that are no softmax it is the difference from the layer's output. Raises
-    AssertionError if the output changes inside `record`, if nothing is recorded or something is missed.
+    The column of a sink is left out, and those of padding without weight; of weights that are no softmax it is the difference
+    from the layer's output. Raises AssertionError if the output changes inside `record`, if nothing is recorded or something is
+    missed.
     """
     own, outputs, differences = OwnWeights(), [], []
     with torch.no_grad(), warnings.catch_warnings():
@@ -304,7 +305,12 @@ def compare_derived(name: str) -> tuple[int, float]:
             differences.append(call.map.certificate().error)
             continue
         weights = call.map.dense().double()
-        alike = [x for one in own.found for x in (one.double(), one.double()[..., :-1]) if x.numel() == weights.numel()]
+        alike = [x for one in own.found for x in list_cuts(one.double(), weights.shape[-1]) if x.numel() == weights.numel()]
         alike += [x.transpose(1, 2) for x in alike if x.dim() == 5]  # windows before or after the heads
         differences.append(min((find_largest_difference(x.reshape(weights.shape), weights) for x in alike), default=math.inf))
     return len(differences), max(differences)
+
+
+def list_cuts(x: Tensor, keys: int) -> list[Tensor]:
+    """Return a softmax, the same without its last column, and the first keys of it if the others have no weight."""
+    return [x, x[..., :-1], *([x[..., :keys]] if x.shape[-1] > keys + 1 and not x[..., keys:].any() else [])]

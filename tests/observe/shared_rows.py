@@ -1,4 +1,4 @@
-"""Families of transformers that weigh values without pairs of queries and keys, beside what their layers compute."""
+"""Families of transformers whose weights are no softmax of queries and keys alone, beside what their layers compute."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from observe.families import LLAMA
 from observe.family import B, Family, Widened
 from regard.observe import record
 
@@ -29,8 +30,8 @@ def squares(config: Any, side: str = "none") -> dict[str, Tensor]:
     return {"pixel_values": torch.randn(B, 3, 64, 64)}
 
 
-def compute_delays(product: Tensor, outputs: dict[str, Tensor]) -> Tensor:
-    """The input of Autoformer's output projection: the products (b, h, t, d) with the heads side by side."""
+def join_heads(product: Tensor, outputs: dict[str, Tensor]) -> Tensor:
+    """The input of an output projection: the products (b, h, t, d) with the heads side by side."""
     return product.transpose(1, 2).flatten(2)
 
 
@@ -60,6 +61,7 @@ class SharedRows:
     outputs: tuple[str, ...] = ()
 
 
+SINKS = {**LLAMA, "num_key_value_heads": 4, "num_local_experts": 3, "sliding_window": 5}  # applied behind the softmax
 SHARED = [
     SharedRows(
         Family(
@@ -82,7 +84,7 @@ SHARED = [
         ),
         "AutoformerAttention",
         "out_proj",
-        compute_delays,
+        join_heads,
     ),
     SharedRows(
         Family(
@@ -102,6 +104,10 @@ SHARED = [
         "proj",
         compute_multiplied,
         ("to_key",),
+    ),
+    *(
+        SharedRows(Family(name, f"{kind}Model", SINKS), f"{kind}Attention", "o_proj", join_heads)
+        for name, kind in (("granite_swa", "GraniteSWA"), ("granitemoe_swa", "GraniteMoeSWA"))
     ),
 ]
 
