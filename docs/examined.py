@@ -38,6 +38,7 @@ WRONG = {
     "Sources, caches, and what follows the softmax": wrong.SOURCES,
     "Norms, differential and latent attention, softcaps and sinks": wrong.DESIGNS,
     "Longer inputs, values and outputs": wrong.LENGTHS,
+    "Constants": wrong.CONSTANTS,
 }
 RIGHT = {
     "regard's own": right.list_own_layers,

@@ -77,3 +77,32 @@ class Still(ByHand):
     def forward(self, ids):
         x = self.token(ids) + self.place(torch.arange(ids.shape[1]))
         return self.head(x + self.attention(x))
+
+
+class Block(nn.Module):
+    """A norm, an attention layer and a feed-forward part, with residuals."""
+
+    def __init__(self, attention, width):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.attention = attention
+        self.feed = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+    def forward(self, x):
+        x = x + self.attention(self.norms[0](x))
+        return x + self.feed(self.norms[1](x))
+
+
+class Blocks(nn.Module):
+    """A language model of two blocks around an attention layer, with learned positions of 512 tokens or none."""
+
+    def __init__(self, make, width=24, has_positions=False):
+        super().__init__()
+        self.token, self.head = nn.Embedding(50, width), nn.Linear(width, 50)
+        self.place = nn.Embedding(512, width) if has_positions else None
+        self.blocks = nn.Sequential(*(Block(make(), width) for _ in range(2)))
+
+    def forward(self, ids):
+        x = self.token(ids)
+        x = x if self.place is None else x + self.place(torch.arange(ids.shape[1]))
+        return self.head(self.blocks(x))

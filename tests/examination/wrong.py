@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from examination import wrong_calls as calls
+from examination import wrong_constants as constants
 from examination import wrong_designs as designs
 from examination import wrong_heads as heads
 from examination import wrong_kernels as kernels
@@ -278,4 +279,8 @@ LENGTHS = [
     Wrong(lengths.HalfOfTheHeadsRotated, ("wrong positions",), "rotary positions for two heads of queries, and all of keys"),
     Wrong(lengths.ContextViewed, ("mixed heads",), "heads joined by a view beside rotary positions"),
 ]
-WRONG = [*MASKS, *SOFTMAX, *HEADS, *TRAINING, *KERNELS, *POSITIONS, *CALLS, *SOURCES, *DESIGNS, *LENGTHS]
+CONSTANTS = [
+    Wrong(constants.RotaryOfOneFrequency, ("wrong positions",), "one frequency for all pairs of columns"),
+    Wrong(constants.RotaryRising, ("wrong positions",), "frequencies without the minus in their exponents"),
+]
+WRONG = [*MASKS, *SOFTMAX, *HEADS, *TRAINING, *KERNELS, *POSITIONS, *CALLS, *SOURCES, *DESIGNS, *LENGTHS, *CONSTANTS]

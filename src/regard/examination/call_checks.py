@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from regard.examination import norm_reading, terms
+from regard.examination import frequency_reading, norm_reading, terms
 from regard.examination.bias_reading import describe_slopes, find_viewed_table, read_slopes
 from regard.examination.call_conventions import parse_role
 from regard.examination.identify.mistakes import ROLE, SOFTMAX, SPLIT, describe_mixed_heads
 from regard.examination.inner_calls import InnerCall
-from regard.examination.projection_source import BY_WIDTH, ProjectionSource
+from regard.examination.projection_source import BY_WIDTH, ProjectionSource, read_source
 from regard.examination.report import UNUSED_HEADS, Checked, Finding, Unknown
 from regard.examination.rotary_reading import (
     Rotary,
@@ -21,8 +21,6 @@ from regard.examination.rotary_reading import (
     find_mistakes,
     find_other_axis,
     is_rotated_before_split,
-    read_rotary,
-    read_rotary_of_each_head,
 )
 from regard.examination.stated_heads import describe_exchanged_axes
 from regard.observe.interception.handwritten.undivided_contexts import BY_MORE, DIVIDED
@@ -38,6 +36,7 @@ OWN_HEADS = "heads of queries and keys are independent"  # where values come fro
 ROLES = "queries and keys come from their own projections"
 POSITIONS = "rotary positions"
 SLOPES = "a bias by distance"
+FREQUENCIES = "the frequencies of rotary positions"
 TURN = (
     "Rotate queries and keys alike: pair (a, b) becomes (a cos - b sin, b cos + a sin), angle = position * base ** (-2 i / d)."
 )
@@ -69,6 +68,7 @@ def iterate_checks(
     yield ROLES, check_roles(calls)
     for what, check in (
         (POSITIONS, check_positions),
+        (FREQUENCIES, frequency_reading.check_frequencies),
         (SLOPES, check_slopes),
         (norm_reading.WHAT, norm_reading.check_norms),
         (terms.WHAT, terms.check_terms),
@@ -412,7 +412,9 @@ def check_positions(calls: Sequence[InnerCall]) -> Finding | Checked | None:
     if not read:
         return None
     how = f"{read[0].width} columns in pairs of {read[0].columns}, queries and keys alike"
-    return Checked(f"{POSITIONS}: {how}", f"in {len(read)} recorded call{'s' * (len(read) > 1)}; each angle is read")
+    base = frequency_reading.read_base(read[0])
+    of_base = "" if base is None else f", of base {frequency_reading.format_base(base)}"
+    return Checked(f"{POSITIONS}: {how}", f"in {len(read)} recorded call{'s' * (len(read) > 1)}; each angle is read{of_base}")
 
 
 def find_wrong_rotation(one: InnerCall) -> tuple[str, str] | None:
@@ -440,7 +442,8 @@ def find_wrong_rotation(one: InnerCall) -> tuple[str, str] | None:
     if q is not None and k is not None:
         columns = max(q.phasors.shape[1], k.phasors.shape[1])
         found = next(find_mistakes(q.repeat_heads(columns), k.repeat_heads(columns)), None)
-        return None if found is None else (found, TURN)
+        found = found or frequency_reading.find_wrong_frequencies(q)
+        return (found, TURN) if found else None
     for who, rotary, x, source in (("keys", q, one.call.k, one.k_source), ("queries", k, one.call.q, one.q_source)):
         if rotary is not None and source is not None and source.projected.shape == x.shape and source.is_equal_to(x):
             return f"only {'queries' if who == 'keys' else 'keys'} are rotated by their positions", TURN
@@ -454,13 +457,6 @@ def list_plain_heads(x: Tensor, source: ProjectionSource | None) -> list[int]:
     near = (x - source.projected).abs().amax((0, 2, 3)) < 1e-3 * x.abs().max()
     heads: list[int] = near.nonzero().flatten().tolist()
     return heads if len(heads) < x.shape[1] else []
-
-
-def read_source(x: Tensor, source: ProjectionSource | None) -> Rotary | None:
-    """Return the rotation from a source's output to queries or keys; None if there is none."""
-    if source is None or source.projected.shape != x.shape:
-        return None
-    return read_rotary(source.projected, x.double()) or read_rotary_of_each_head(source.projected, x.double())
 
 
 def find_wrong_slope(one: InnerCall) -> tuple[str, str] | None:

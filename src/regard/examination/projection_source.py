@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.examination.call_conventions import parse_role
-from regard.examination.rotary_reading import STYLES, pair_columns
+from regard.examination.rotary_reading import STYLES, Rotary, pair_columns, read_rotary, read_rotary_of_each_head
 
 NEAR = {torch.float64: 1e-6, torch.float32: 1e-3}  # relative spread of a ratio of norms that is constant
 LEAST_TOKENS = 4  # rows (b, t) whose norms are compared: fewer would agree by chance
@@ -211,3 +211,10 @@ def choose_slices(norms: Tensor, slices: Tensor, near: float) -> tuple[tuple[int
         differ = float((norms / norms.mean() - 1).abs().max()) > near
         return tuple(best.indices.tolist()), float(factors.mean()), differ and bool(((spread < near).sum(-1) == 1).all())
     return None
+
+
+def read_source(x: Tensor, source: ProjectionSource | None) -> Rotary | None:
+    """Return the rotation from a source's output to queries or keys; None if there is none."""
+    if source is None or source.projected.shape != x.shape:
+        return None
+    return read_rotary(source.projected, x.double()) or read_rotary_of_each_head(source.projected, x.double())

@@ -7,6 +7,7 @@ import torch
 from regard.examination import bias_reading, call_checks, mask_requirements
 from regard.examination.case import Case
 from regard.examination.inner_calls import InnerCall
+from regard.examination.projection_source import read_source
 from regard.examination.report import Checked, Finding
 
 WHAT = "calls of longer inputs have the scale, the positions and the mask of shorter ones"
@@ -41,7 +42,7 @@ def find_other_scale(case: Case) -> Finding | None:
 def find_repeated_position(calls: Sequence[InnerCall]) -> Finding | None:
     """Return the finding of two tokens of a causal call that rotary positions turn by the same angles."""
     for one in calls:
-        rotary = call_checks.read_source(one.call.q, one.q_source)
+        rotary = read_source(one.call.q, one.q_source)
         if rotary is None or not is_causal(one):
             continue
         phasors = torch.view_as_real(rotary.phasors).flatten(1).float()
