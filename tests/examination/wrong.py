@@ -282,5 +282,7 @@ LENGTHS = [
 CONSTANTS = [
     Wrong(constants.RotaryOfOneFrequency, ("wrong positions",), "one frequency for all pairs of columns"),
     Wrong(constants.RotaryRising, ("wrong positions",), "frequencies without the minus in their exponents"),
+    Wrong(constants.ValuesScaled, ("wrong scale",), "values divided by √d, beside rotary positions"),
+    Wrong(constants.ContextTimesWidth, ("wrong scale",), "the context times √d, beside rotary positions"),
 ]
 WRONG = [*MASKS, *SOFTMAX, *HEADS, *TRAINING, *KERNELS, *POSITIONS, *CALLS, *SOURCES, *DESIGNS, *LENGTHS, *CONSTANTS]

@@ -1,5 +1,7 @@
 """Wrong numbers in what is right otherwise: frequencies, slopes, factors on values."""
 
+import math
+
 import torch
 
 from examination.wrong_calls import C, D, Rotary
@@ -19,3 +21,17 @@ class RotaryRising(Rotary):
     def __init__(self):
         super().__init__()
         self.inv_freq = 100 ** (torch.arange(0, D, 2) / D)
+
+
+class ValuesScaled(Rotary):
+    """The scale is on the values, too."""
+
+    def attend(self, q, k, v):
+        return super().attend(q, k, v / math.sqrt(D))
+
+
+class ContextTimesWidth(Rotary):
+    """The context is divided by the scale."""
+
+    def attend(self, q, k, v):
+        return super().attend(q, k, v) * math.sqrt(D)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from regard.examination import frequency_reading, norm_reading, terms
+from regard.examination import frequency_reading, norm_reading, terms, value_scale
 from regard.examination.bias_reading import describe_slopes, find_viewed_table, read_slopes
 from regard.examination.call_conventions import parse_role
 from regard.examination.identify.mistakes import ROLE, SOFTMAX, SPLIT, describe_mixed_heads
@@ -70,6 +70,7 @@ def iterate_checks(
         (POSITIONS, check_positions),
         (FREQUENCIES, frequency_reading.check_frequencies),
         (SLOPES, check_slopes),
+        (value_scale.WHAT, value_scale.check_values),
         (norm_reading.WHAT, norm_reading.check_norms),
         (terms.WHAT, terms.check_terms),
     ):

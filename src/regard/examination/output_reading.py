@@ -39,11 +39,15 @@ COLUMNS = "View the weight of {} as (width, heads, values' width): each head has
 
 
 class OutputReading(NamedTuple):
-    """What is wrong with how an output is made, in words, the cure and the kind; all empty if it is right."""
+    """What is wrong with how an output is made, in words, the cure and the kind; all empty if it is right.
+
+    `factor` is a number that the context is multiplied by.
+    """
 
     wrong: str = ""
     cure: str = ""
     kind: str = ""
+    factor: float = 1.0
 
 
 class Part(NamedTuple):
@@ -94,8 +98,9 @@ def match_output(
         for one in values:
             context = weights @ one.numbers
             for other in columns:
-                if is_near(torch.einsum("bhte,che->btc", context, other.numbers), y):
-                    return one.reading if one.reading.wrong else other.reading
+                factor = find_factor(torch.einsum("bhte,che->btc", context, other.numbers), y)
+                if factor is not None:
+                    return (one.reading if one.reading.wrong else other.reading)._replace(factor=factor)
             viewed = context.reshape(*y.shape[:2], -1)
             if not one.reading.wrong and len(weights[0]) > 1 and is_near(viewed @ projection.weight.detach().double().mT, y):
                 return OutputReading("heads are joined by a view without a transpose", JOIN, "mixed heads")
@@ -188,6 +193,13 @@ def find_other_head(weights: Tensor, values: Tensor, columns: Tensor, y: Tensor,
         if i is not None and is_near(factors, selected) and is_near(pairs @ selected.flatten(), target):
             return OutputReading(what.format(int(chosen[i]), i, last), SAME.format(last), "mixed heads")
     return None
+
+
+def find_factor(one: Tensor, other: Tensor) -> float | None:
+    """Return the factor that makes one tensor another, up to rounding; None if there is none."""
+    size = float(one.square().sum())
+    factor = float((one * other).sum()) / size if size > 0 else 1.0
+    return factor if is_near(factor * one, other) else None
 
 
 def is_near(one: Tensor, other: Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from regard.examination import call_checks, evidence
+from regard.examination import call_checks, evidence, value_scale
 from regard.examination.case import Case
 from regard.examination.identify import formula, weight_reading
 from regard.examination.identify.match import Match
@@ -13,12 +13,18 @@ WHAT = call_checks.SCALE
 
 
 def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
-    """Check the scale by the identified formula, or else by how weights that can be read follow q kᵀ, or by recorded calls."""
+    """Check the scale by the identified formula, or else by how weights that can be read follow q kᵀ, or by recorded calls.
+
+    Of recorded calls the scale of values is checked too.
+    """
     match = case.match
     yield from report_training_scale(case)
     if match is not None:
         yield from check_match(match)
         return
+    values = value_scale.check_values(case.inner_calls)
+    if values is not None:
+        yield values
     by_values = weight_reading.is_unrecorded(case)
     slope = weight_reading.measure_slope(case, by_values)
     heads_width = find_head_width(case, by_values)

@@ -1,0 +1,126 @@
+"""A factor on values or contexts is read: one of the scale of the scores is a mistake, another may be meant."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from examination.whole_models import Blocks
+from examination.wrong_calls import C, D, H, Rotary
+from examination.wrong_sources import Written
+from regard import Everything, examine
+
+
+class Factors(Written):
+    """Attention by hand whose values and contexts are multiplied by a factor each."""
+
+    def __init__(self, values=1.0, context=1.0):
+        super().__init__()
+        self.values, self.context = values, context
+
+    def place(self, q, k):
+        return q, k
+
+    def attend(self, q, k, v):
+        return super().attend(q, k, v * self.values) * self.context
+
+
+class FactorsBesideRotary(Rotary):
+    """The same of a kernel with rotary positions."""
+
+    def __init__(self, values=1.0, context=1.0):
+        super().__init__()
+        self.values, self.context = values, context
+
+    def attend(self, q, k, v):
+        return super().attend(q, k, v * self.values) * self.context
+
+
+def examine_factors(make, values, context, in_model=False):
+    torch.manual_seed(0)
+    return examine(Blocks(lambda: make(values, context)) if in_model else make(values, context))
+
+
+NAMED = [
+    (D**0.5, 1, "values are multiplied by 2.449, √6, where 6 is the width of a head"),
+    (D**-0.5, 1, "values are multiplied by 0.4082, 1 / √6, where 6 is the width of a head"),
+    (C**-0.5, 1, "values are multiplied by 0.2041, 1 / √24, where 24 is the width of all heads"),
+    (1, D**0.5, "the context is multiplied by 2.449, √6, where 6 is the width of a head"),
+    (D**-0.25, D**-0.25, "values and their context are multiplied by 0.4082, 1 / √6, where 6 is the width of a head"),
+]
+
+
+@pytest.mark.parametrize(
+    ("make", "values", "context", "evidence", "in_model"),
+    [
+        *((Factors, *one, False) for one in NAMED),
+        (FactorsBesideRotary, *NAMED[0], False),
+        (Factors, *NAMED[0], True),
+        (FactorsBesideRotary, *NAMED[3], True),
+    ],
+)
+def test_a_factor_of_the_scale_of_scores_is_named(make, values, context, evidence, in_model):
+    report = examine_factors(make, values, context, in_model)
+    assert [one.kind for one in report.findings] == ["wrong scale"]
+    assert report.findings[0].evidence == f"in {'blocks.0.attention' if in_model else 'the layer'} {evidence}"
+
+
+@pytest.mark.parametrize(("values", "context", "in_model"), [(2, 1, True), (1, 0.5, False), (0.3, 1, False)])
+def test_another_factor_may_be_meant(values, context, in_model):
+    report = examine_factors(FactorsBesideRotary, values, context, in_model)
+    assert report
+    (unknown,) = [one for one in report.unknown if "multiplied" in one.what]
+    assert f"multiplied by {values * context:.4g}" in unknown.what
+    assert not unknown.is_required
+
+
+@pytest.mark.parametrize(("values", "context", "in_model"), [(1, 1, True), (4, 0.25, False), (D**0.5, D**-0.5, False)])
+def test_no_factor_is_no_finding(values, context, in_model):
+    report = examine_factors(FactorsBesideRotary, values, context, in_model)
+    assert report
+    assert not [one for one in report.unknown if "multiplied" in one.what]
+
+
+def test_a_context_that_is_divided_by_the_number_of_tokens_is_named():
+    class Mean(Written):
+        def attend(self, q, k, v):
+            return super().attend(q, k, v) / q.shape[2]
+
+    torch.manual_seed(0)
+    sample = torch.randn(2, 7, C)
+    (finding, *_) = examine(Mean(), sample=sample).findings
+    assert finding.evidence == "in the layer the context is multiplied by 0.1429, 1 / 7, where 7 is the number of tokens"
+
+
+class Gained(Rotary):
+    """Values times a learned number, which starts at √d, and its own name."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.tensor(math.sqrt(D)))
+
+    def attend(self, q, k, v):
+        return super().attend(q, k, v * self.gain)
+
+
+def test_a_learned_factor_is_not_accused():
+    torch.manual_seed(0)
+    report = examine(Gained())
+    assert not report.findings
+
+
+def test_a_factor_beside_an_output_of_other_tokens_is_not_read():
+    """A layer that averages its heads has another output, of which no factor follows."""
+
+    class Averaged(Rotary):
+        def __init__(self):
+            super().__init__()
+            self.o_proj = nn.Linear(D, C, bias=False)
+
+        def forward(self, x):
+            q, k, v = self.split(x)
+            return self.o_proj(self.attend(*self.place(q, k), v).mean(1) * H)
+
+    torch.manual_seed(0)
+    assert not [one for one in examine(Averaged(), expects=Everything()).findings if one.kind == "wrong scale"]
