@@ -284,5 +284,7 @@ CONSTANTS = [
     Wrong(constants.RotaryRising, ("wrong positions",), "frequencies without the minus in their exponents"),
     Wrong(constants.ValuesScaled, ("wrong scale",), "values divided by √d, beside rotary positions"),
     Wrong(constants.ContextTimesWidth, ("wrong scale",), "the context times √d, beside rotary positions"),
+    Wrong(constants.AlibiReversed, ("wrong positions",), "ALiBi's slopes in reverse order"),
+    Wrong(constants.AlibiOneSided, ("wrong positions",), "ALiBi of an encoder without the absolute value", Everything()),
 ]
 WRONG = [*MASKS, *SOFTMAX, *HEADS, *TRAINING, *KERNELS, *POSITIONS, *CALLS, *SOURCES, *DESIGNS, *LENGTHS, *CONSTANTS]

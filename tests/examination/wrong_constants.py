@@ -3,8 +3,9 @@
 import math
 
 import torch
+import torch.nn.functional as F
 
-from examination.wrong_calls import C, D, Rotary
+from examination.wrong_calls import C, D, H, Rotary
 
 
 class RotaryOfOneFrequency(Rotary):
@@ -35,3 +36,29 @@ class ContextTimesWidth(Rotary):
 
     def attend(self, q, k, v):
         return super().attend(q, k, v) * math.sqrt(D)
+
+
+class AlibiReversed(Rotary):
+    """The slopes of ALiBi, the smallest first."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("slopes", 2.0 ** (-8 / H * torch.arange(H, 0, -1)))
+
+    def place(self, q, k):
+        return q, k
+
+    def attend(self, q, k, v):
+        t = q.shape[2]
+        back = torch.arange(t)[:, None] - torch.arange(t)
+        bias = (-self.slopes.to(q.dtype)[:, None, None] * back).masked_fill(back < 0, -torch.inf)
+        return F.scaled_dot_product_attention(q, k, v, bias)
+
+
+class AlibiOneSided(AlibiReversed):
+    """ALiBi of an encoder without the absolute value of the distance."""
+
+    def attend(self, q, k, v):
+        t = q.shape[2]
+        back = torch.arange(t)[:, None] - torch.arange(t)
+        return F.scaled_dot_product_attention(q, k, v, -self.slopes.to(q.dtype).flip(0)[:, None, None] * back)

@@ -30,6 +30,25 @@ def read_slopes(one: InnerCall) -> Tensor | None:
     return slopes
 
 
+def has_linear_bias(one: InnerCall) -> bool:
+    """Return whether keys on both sides of a query are seen, and the bias of each head is linear in their positions."""
+    bias, (_, _, t, _) = one.call.bias, one.call.q.shape
+    if bias is None or one.is_stored_as_weights or bias.shape[-1] != t or t < 3:
+        return False
+    seen, steps = read_seen(one), bias.double().diff(dim=-1)
+    if seen is None or not bool(seen.all()) or not bool(steps.isfinite().all()):
+        return False
+    spread = (steps - steps[..., :1, :1]).abs().amax((-1, -2))
+    return bool((spread < NEAR * steps.abs().amax((-1, -2))).all())
+
+
+def list_alibi_slopes(heads: int) -> Tensor:
+    """Return the slopes of ALiBi for a number of heads, (h,), in float64: Press et al. 2022, section 3, and their code."""
+    near = 1 << (heads.bit_length() - 1)  # a power of 2
+    every = 2.0 ** (-8 / near * torch.arange(1, near + 1, dtype=torch.float64))
+    return every if near == heads else torch.cat((every, list_alibi_slopes(2 * near)[::2][: heads - near]))
+
+
 def find_viewed_table(one: InnerCall) -> str:
     """Return the table (positions, h) whose rows by an index (q, k) are the bias if they are viewed as (h, q, k); else "".
 
@@ -64,9 +83,3 @@ def read_seen(one: InnerCall) -> Tensor | None:
         return seen
     shown = call.bias > HIDDEN
     return seen & (shown.any(-3) if shown.dim() > 2 else shown).cpu()
-
-
-def describe_slopes(slopes: Tensor) -> str:
-    """Describe the slopes of heads in words."""
-    least, most = float(slopes.min()), float(slopes.max())
-    return f"slope {least:.3g}" if least == most else f"slopes from {least:.3g} to {most:.3g}"

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from regard.examination import frequency_reading, norm_reading, terms, value_scale
-from regard.examination.bias_reading import describe_slopes, find_viewed_table, read_slopes
+from regard.examination import frequency_reading, norm_reading, slope_checks, terms, value_scale
+from regard.examination.bias_reading import find_viewed_table
 from regard.examination.call_conventions import parse_role
 from regard.examination.identify.mistakes import ROLE, SOFTMAX, SPLIT, describe_mixed_heads
 from regard.examination.inner_calls import InnerCall
@@ -35,7 +35,6 @@ HEADS = "heads are independent"
 OWN_HEADS = "heads of queries and keys are independent"  # where values come from, or contexts go, is not known
 ROLES = "queries and keys come from their own projections"
 POSITIONS = "rotary positions"
-SLOPES = "a bias by distance"
 FREQUENCIES = "the frequencies of rotary positions"
 TURN = (
     "Rotate queries and keys alike: pair (a, b) becomes (a cos - b sin, b cos + a sin), angle = position * base ** (-2 i / d)."
@@ -46,7 +45,6 @@ ORDER = "Split queries, keys and values into heads in the same way, and leave th
 PLACES = "Rotate along the axis of tokens: after the transpose, q (b, h, t, d) times cos and sin (t, d); before it, (t, 1, d)."
 CROSSING = "the two columns of a pair lie in different heads, so that scores depend on absolute positions"
 SPLIT_FIRST = "Split first: q.view(b, t, heads, d).transpose(1, 2), and then rotate each head by angles (t, d / 2)."
-NEARER = "Subtract more from farther keys: bias = -slope * (i - j) for query i and key j."
 FILLED = (
     "Set the scores of keys that only fill up a block to -inf before the softmax: a score of 0 gives a weight of exp(0) = 1."
 )
@@ -69,7 +67,7 @@ def iterate_checks(
     for what, check in (
         (POSITIONS, check_positions),
         (FREQUENCIES, frequency_reading.check_frequencies),
-        (SLOPES, check_slopes),
+        (slope_checks.WHAT, slope_checks.check_slopes),
         (value_scale.WHAT, value_scale.check_values),
         (norm_reading.WHAT, norm_reading.check_norms),
         (terms.WHAT, terms.check_terms),
@@ -401,10 +399,10 @@ def count_calls(calls: Sequence[InnerCall]) -> str:
 
 
 def check_positions(calls: Sequence[InnerCall]) -> Finding | Checked | None:
-    """Check how queries and keys are rotated, and the sign of a bias by distance; None if neither is there."""
+    """Check how queries and keys are rotated, and a bias by distance; None if neither is there."""
     read: list[Rotary] = []
     for one in calls:
-        wrong = find_wrong_rotation(one) or find_wrong_slope(one)
+        wrong = find_wrong_rotation(one) or slope_checks.find_wrong_slopes(one)
         if wrong is not None:
             sentence, cure = wrong
             return Finding("wrong positions", f"in {one.name or 'the layer'} {sentence}", cure, 1.4, "positions", one.name)
@@ -458,26 +456,3 @@ def list_plain_heads(x: Tensor, source: ProjectionSource | None) -> list[int]:
     near = (x - source.projected).abs().amax((0, 2, 3)) < 1e-3 * x.abs().max()
     heads: list[int] = near.nonzero().flatten().tolist()
     return heads if len(heads) < x.shape[1] else []
-
-
-def find_wrong_slope(one: InnerCall) -> tuple[str, str] | None:
-    """Return that a causal bias grows with the distance in every head, and the cure; None if not."""
-    slopes = read_slopes(one)
-    grows = slopes is not None and bool((slopes < 0).all())
-    return ("the bias of every head grows with the distance of a key", NEARER) if grows else None
-
-
-def check_slopes(calls: Sequence[InnerCall]) -> Checked | Unknown | None:
-    """Check that a bias that is linear in the distance falls in every head; None if there is none."""
-    found = [(one, slopes) for one in calls if (slopes := read_slopes(one)) is not None]
-    for one, slopes in found:
-        growing = (slopes < 0).nonzero().flatten().tolist()
-        if growing:
-            heads = f"head{'s' * (len(growing) > 1)} {', '.join(map(str, growing))}"
-            sentence = f"whether the bias of {heads} is meant to grow with the distance of a key"
-            others = f"in {one.name or 'the layer'} that of the others falls: {describe_slopes(slopes)}"
-            return Unknown(f"{sentence}: {others}", "slopes of one sign, unless they are learned")
-    if not found:
-        return None
-    what = f"a bias falls with the distance of a key, {describe_slopes(found[0][1])}"
-    return Checked(what, f"in {count_calls([one for one, _ in found])}; each head's slope is read")

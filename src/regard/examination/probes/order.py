@@ -7,7 +7,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.examination import bucket_reading, call_checks, evidence, frequency_reading, mask_requirements, position_tensors
+from regard.examination import (
+    bucket_reading,
+    call_checks,
+    evidence,
+    frequency_reading,
+    mask_requirements,
+    position_tensors,
+    slope_checks,
+)
 from regard.examination.adapters import SubjectError
 from regard.examination.case import Case, copy_subject_as_double
 from regard.examination.identify import weight_reading
@@ -49,7 +57,7 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     if case.match is not None:
         yield from results
         return
-    slopes = call_checks.check_slopes(case.inner_calls)
+    slopes = slope_checks.check_slopes(case.inner_calls)
     frequencies = frequency_reading.check_frequencies(case.inner_calls)
     buckets = bucket_reading.check_buckets(case.long_calls or case.inner_calls, case.subject.module)
     read = [one for one in (positions, frequencies, slopes, *buckets) if one is not None]
