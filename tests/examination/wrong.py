@@ -286,5 +286,7 @@ CONSTANTS = [
     Wrong(constants.ContextTimesWidth, ("wrong scale",), "the context times √d, beside rotary positions"),
     Wrong(constants.AlibiReversed, ("wrong positions",), "ALiBi's slopes in reverse order"),
     Wrong(constants.AlibiOneSided, ("wrong positions",), "ALiBi of an encoder without the absolute value", Everything()),
+    Wrong(constants.ClippedTooNear, ("wrong positions",), "distances clipped nearer than their table", Everything()),
+    Wrong(constants.ClippedOnOneSide, ("wrong positions",), "later keys that all have one row", Everything()),
 ]
 WRONG = [*MASKS, *SOFTMAX, *HEADS, *TRAINING, *KERNELS, *POSITIONS, *CALLS, *SOURCES, *DESIGNS, *LENGTHS, *CONSTANTS]

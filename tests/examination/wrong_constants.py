@@ -4,6 +4,7 @@ import math
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from examination.wrong_calls import C, D, H, Rotary
 
@@ -62,3 +63,28 @@ class AlibiOneSided(AlibiReversed):
         t = q.shape[2]
         back = torch.arange(t)[:, None] - torch.arange(t)
         return F.scaled_dot_product_attention(q, k, v, -self.slopes.to(q.dtype).flip(0)[:, None, None] * back)
+
+
+class ClippedTooNear(Rotary):
+    """A table of vectors for distances up to 5, which are clipped at 3."""
+
+    clipped = 3, 3
+
+    def __init__(self):
+        super().__init__()
+        self.relative_keys = nn.Embedding(11, D)
+
+    def place(self, q, k):
+        return q, k
+
+    def attend(self, q, k, v):
+        place = torch.arange(q.shape[2])
+        before, after = self.clipped
+        rows = self.relative_keys((place - place[:, None]).clamp(-before, after) + 5)
+        return ((q @ k.mT + torch.einsum("bhqd,qkd->bhqk", q, rows)) / math.sqrt(D)).softmax(-1) @ v
+
+
+class ClippedOnOneSide(ClippedTooNear):
+    """The same with one row for all later keys."""
+
+    clipped = 5, 0

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 NAMED = re.compile(
     r"(?:^|[._])(?:pos(?:ition(?:al|s)?)?|pos_?(?:ition(?:al)?)?s?_?(?:emb|enc|bias|table)\w*|w?pe|inv_freq\w*|rotary\w*|rope\w*"
-    r"|alibi\w*|slopes|freqs_cis|rel(?:ative)?(?:_(?:pos|bias|attention_bias)\w*)?|(?:cos|sin)_cache\w*)(?:\.weight)?$"
+    r"|alibi\w*|slopes|freqs_cis|rel(?:ative)?(?:_(?:pos|bias|attention_bias|key|emb|table|dist)\w*)?|(?:cos|sin)_cache\w*)(?:\.weight)?$"
 )
 BY_DISTANCE = re.compile(r"(?:^|[._])(?:rope|rotary|alibi|slopes|inv_freq|freqs_cis)")
 ELSEWHERE = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.modules.conv._ConvNd)  # their weights are never positions

@@ -1,4 +1,4 @@
-"""Check a bias that is linear in the distance of a key, as ALiBi's: its sign, and its slopes where they are meant to be ALiBi's."""
+"""Check a bias that is linear in the distance of a key: its sign, and its slopes where they are meant to be those of ALiBi."""
 
 from collections.abc import Sequence
 

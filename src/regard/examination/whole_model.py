@@ -22,6 +22,7 @@ from regard.examination import (
     model_positions,
     replay,
     suggestions,
+    table_reading,
 )
 from regard.examination.adapters import SubjectError
 from regard.examination.inner_calls import InnerCall, record_inner_calls
@@ -207,16 +208,18 @@ class ModelExamination:
             else:
                 needs = needs or self.suggest_layer([one.name for one in calls] or [name for name, _ in seeing.missed])
                 yield Unknown(f"whether in each layer {what}", needs, what in call_checks.REQUIRED)
-        yield from bucket_reading.check_buckets(self.record_bucket_calls(calls), self.model.module)
+        calls_of_tables = self.record_table_calls(calls)
+        yield from bucket_reading.check_buckets(calls_of_tables, self.model.module)
+        yield from table_reading.check_tables(calls_of_tables, self.model.module)
         if not seeing.missed and not seeing.has_cross_attention:
             yield from model_positions.check_positions(self.model, calls)
         names = dict.fromkeys(one.name for one in calls)
         yield from replay.examine_layers(self.model.module, self.model.run, names, self.expects, self.scale)
 
-    def record_bucket_calls(self, calls: list[InnerCall]) -> list[InnerCall]:
-        """Return the calls for many tokens, which show buckets of distances; empty if no bias is rows of a table."""
+    def record_table_calls(self, calls: list[InnerCall]) -> list[InnerCall]:
+        """Return the calls for many tokens, which show the rows of far distances; empty if no bias is rows of a table."""
         model = self.model
-        if not any(bucket_reading.has_table(one, model.module) for one in calls):
+        if not any(reading.has_table(one, model.module) for one in calls for reading in (bucket_reading, table_reading)):
             return []
         for t in reversed(model_lengths.LENGTHS):
             if not model.is_sampled or t <= model.sample_length:

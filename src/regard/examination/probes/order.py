@@ -15,6 +15,7 @@ from regard.examination import (
     mask_requirements,
     position_tensors,
     slope_checks,
+    table_reading,
 )
 from regard.examination.adapters import SubjectError
 from regard.examination.case import Case, copy_subject_as_double
@@ -59,8 +60,9 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
         return
     slopes = slope_checks.check_slopes(case.inner_calls)
     frequencies = frequency_reading.check_frequencies(case.inner_calls)
-    buckets = bucket_reading.check_buckets(case.long_calls or case.inner_calls, case.subject.module)
-    read = [one for one in (positions, frequencies, slopes, *buckets) if one is not None]
+    calls, module = case.long_calls or case.inner_calls, case.subject.module
+    tables = (*bucket_reading.check_buckets(calls, module), *table_reading.check_tables(calls, module))
+    read = [one for one in (positions, frequencies, slopes, *tables) if one is not None]
     yield from (one for one in results if not read or isinstance(one, Checked))
     yield from read
 
