@@ -138,3 +138,53 @@ def test_the_tables_of_an_encoder_and_a_decoder_are_told_apart():
         if "T5" in one.what
     ]
     assert named == [("bidirectional", "encoder"), ("causal", "decoder")]
+
+
+def find_direction(is_bidirectional, is_causal):
+    torch.manual_seed(0)
+    layer = Bucketed(lambda x: find_buckets(x, is_bidirectional, 32, 128), 32, is_causal)
+    (finding,) = examine(layer, expects=Causal() if is_causal else Everything()).findings
+    assert finding.kind == "wrong positions"
+    return finding
+
+
+def test_bidirectional_buckets_of_a_causal_layer_are_named():
+    finding = find_direction(is_bidirectional=True, is_causal=True)
+    assert finding.evidence == (
+        "in the layer T5's bidirectional buckets are used where no later key is seen: rows 16 to 31 of table.weight, those of "
+        "later keys, are never read"
+    )
+    assert "Prefix" in finding.cure
+
+
+def test_causal_buckets_of_an_encoder_are_named():
+    finding = find_direction(is_bidirectional=False, is_causal=False)
+    assert finding.evidence == (
+        "in the layer T5's causal buckets are used where later keys are seen: all of them have the row of the query's own key, "
+        "row 0 of table.weight"
+    )
+
+
+def test_a_table_that_an_encoder_shares_with_a_causal_layer_is_not_accused():
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = Bucketed(lambda x: find_buckets(x, True, 32, 128), 32, is_causal=False)
+            self.second = Bucketed(lambda x: find_buckets(x, True, 32, 128), 32, is_causal=True)
+            self.second.table = self.first.table
+
+        def forward(self, x):
+            return self.second(self.first(x))
+
+    torch.manual_seed(0)
+    assert not [one for one in examine(Both(), expects=Everything()).findings if one.kind == "wrong positions"]
+
+
+def test_a_model_whose_decoder_is_built_as_an_encoder_is_named():
+    torch.manual_seed(0)
+    model = T5Model(T5Config(**SIZES)).eval()
+    for block in model.decoder.block:
+        block.layer[0].SelfAttention.is_decoder = False
+    ids = torch.randint(101, (1, 130), generator=torch.Generator().manual_seed(3))
+    report = examine(model, expects=Everything(), scale=1, sample={"input_ids": ids, "decoder_input_ids": ids})
+    assert [one.kind for one in report.findings if "bidirectional" in one.evidence] == ["wrong positions"]

@@ -288,5 +288,7 @@ CONSTANTS = [
     Wrong(constants.AlibiOneSided, ("wrong positions",), "ALiBi of an encoder without the absolute value", Everything()),
     Wrong(constants.ClippedTooNear, ("wrong positions",), "distances clipped nearer than their table", Everything()),
     Wrong(constants.ClippedOnOneSide, ("wrong positions",), "later keys that all have one row", Everything()),
+    Wrong(constants.BucketsOfBothSides, ("wrong positions",), "T5's bidirectional buckets in a causal layer"),
+    Wrong(constants.BucketsOfOneSide, ("wrong positions",), "T5's causal buckets in an encoder", Everything()),
 ]
 WRONG = [*MASKS, *SOFTMAX, *HEADS, *TRAINING, *KERNELS, *POSITIONS, *CALLS, *SOURCES, *DESIGNS, *LENGTHS, *CONSTANTS]

@@ -88,3 +88,37 @@ class ClippedOnOneSide(ClippedTooNear):
     """The same with one row for all later keys."""
 
     clipped = 5, 0
+
+
+def choose_bucket(back, count=16, most=64):
+    """T5's bucket of distances from a query to keys before it."""
+    exact = count // 2
+    far = exact + ((back.clamp_min(1) / exact).log() / math.log(most / exact) * (count - exact)).long()
+    return torch.where(back < exact, back, far.clamp_max(count - 1))
+
+
+class BucketsOfBothSides(Rotary):
+    """T5's buckets of both sides in a causal layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.relative_attention_bias = nn.Embedding(32, H)
+
+    def place(self, q, k):
+        return q, k
+
+    def attend(self, q, k, v):
+        place = torch.arange(q.shape[2])
+        later = place - place[:, None]
+        bias = self.relative_attention_bias(choose_bucket(later.abs()) + 16 * (later > 0)).permute(2, 0, 1)
+        return F.scaled_dot_product_attention(q, k, v, bias.masked_fill(later > 0, -torch.inf))
+
+
+class BucketsOfOneSide(BucketsOfBothSides):
+    """T5's causal buckets in an encoder."""
+
+    def attend(self, q, k, v):
+        place = torch.arange(q.shape[2])
+        back = (place[:, None] - place).clamp_min(0)
+        bias = self.relative_attention_bias(choose_bucket(back, 32, 128)).permute(2, 0, 1)
+        return F.scaled_dot_product_attention(q, k, v, bias)

@@ -11,12 +11,14 @@ from torch import Tensor, nn
 
 from regard.examination.bias_reading import read_seen
 from regard.examination.inner_calls import InnerCall
-from regard.examination.report import Checked
+from regard.examination.report import Checked, Finding
 
 WHAT = "a bias is one number for each of T5's buckets of distances"
 FEWEST = 4  # buckets, of which T5 keeps half for single distances
 FARTHEST = 2048  # the largest max_distance that is tried
 NEAR = 1e-4  # of the largest number
+CAUSAL = "Pass bidirectional=False in a decoder; or expects=Prefix(n) | Causal(), if the first n tokens are seen by all."
+BIDIRECTIONAL = "Pass bidirectional=True in an encoder: half of the buckets are those of later keys."
 STATED = "max_distance"  # in the name of an attribute that states it
 
 
@@ -36,24 +38,43 @@ class T5Buckets(NamedTuple):
     is_bidirectional: bool
 
 
-def check_buckets(calls: Sequence[InnerCall], root: nn.Module | None) -> Iterator[Checked]:
-    """Yield that a bias is by T5's buckets, with their numbers, once for each table of them.
+def check_buckets(calls: Sequence[InnerCall], root: nn.Module | None) -> Iterator[Finding | Checked]:
+    """Yield that a bias is by T5's buckets, with their numbers, or that those of another direction are used; once for a table.
 
     `root` is a module that holds the tables, and may state max_distance in an attribute.
     """
-    known: set[str] = set()
+    found: dict[str, list[tuple[InnerCall, DistanceBias, T5Buckets]]] = {}
     for one in calls if root is not None else ():
         assert root is not None
         bias = read_distance_bias(one)
         buckets = None if bias is None else read_buckets(bias, root)
-        if bias is None or buckets is None or buckets.table in known:
+        if bias is not None and buckets is not None:
+            found.setdefault(buckets.table, []).append((one, bias, buckets))
+    for same in found.values():
+        assert root is not None
+        one, bias, buckets = same[0]
+        wrong = find_wrong_direction(buckets, [other for _, other, _ in same])
+        if wrong is not None:
+            does, cure = wrong
+            yield Finding("wrong positions", f"in {one.name or 'the layer'} {does}", cure, 1.4, "positions", one.name)
             continue
-        known.add(buckets.table)
         most, others = choose_max_distance(buckets, root), buckets.max_distances
         way = "bidirectional" if buckets.is_bidirectional else "causal"
         where = f"in {one.name or 'a recorded call'}, with the row of {buckets.table} of {len(bias.distances)} distances"
         where += f"; a max_distance from {others[0]} to {others[-1]} gives the same" * (len(others) > 1)
         yield Checked(f"{WHAT}: num_buckets={buckets.bucket_count}, max_distance={most}, {way}", where)
+
+
+def find_wrong_direction(buckets: T5Buckets, biases: Sequence[DistanceBias]) -> tuple[str, str] | None:
+    """Return that buckets are those of another direction than that of all calls which read them, and the cure; else None."""
+    half, count, table = buckets.bucket_count // 2, buckets.bucket_count, buckets.table
+    if buckets.is_bidirectional and all(int(one.distances.max()) <= 0 for one in biases):
+        rows = f"rows {half} to {count - 1} of {table}, those of later keys, are never read"
+        return f"T5's bidirectional buckets are used where no later key is seen: {rows}", CAUSAL
+    if not buckets.is_bidirectional and any(int(one.distances.max()) == -int(one.distances.min()) for one in biases):
+        row = f"all of them have the row of the query's own key, row 0 of {table}"
+        return f"T5's causal buckets are used where later keys are seen: {row}", BIDIRECTIONAL
+    return None
 
 
 def has_table(one: InnerCall, root: nn.Module) -> bool:
