@@ -9,6 +9,9 @@ from torch import nn
 from examination.whole_models import Blocks
 from examination.wrong_calls import C, D, H, Rotary
 from regard import Causal, Everything, examine
+from regard.examination.inner_calls import InnerCall
+from regard.examination.table_reading import has_table
+from regard.observe.interception.attention_call import AttentionCall
 
 K = 5
 
@@ -146,3 +149,12 @@ def test_a_table_of_which_all_distances_read_one_row_is_named(name):
     findings = examine(layer).findings
     assert [one.kind for one in findings] == ["wrong positions"]
     assert f"there is {name}.weight" in findings[0].evidence or name in findings[0].evidence
+
+
+@pytest.mark.parametrize("shape", [(1, H, 1, 300), (2, H, 1, 300), (1, H, 300, 300)])
+def test_a_bias_that_is_the_same_for_all_queries_is_no_table(shape):
+    """As of BLOOM, whose bias has one row."""
+    q = torch.randn(2, H, 300, D)
+    call = AttentionCall(kernel="sdpa", q=q, k=q, v=q, mask=Causal(), bias=torch.randn(shape), scale=None)
+    one = InnerCall("", call, None, None)
+    assert not has_table(one, nn.ModuleList([nn.Embedding(11, D), nn.Embedding(11, H)]))

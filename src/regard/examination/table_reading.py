@@ -105,7 +105,7 @@ def read_tables(one: InnerCall, root: nn.Module) -> Iterator[TableRows]:
     if call.bias is None or seen is None or seen.shape[1:] != (t, t) or call.bias.dim() != 4 or call.bias.shape[1] != h:
         return
     queries = sorted({0, t // 2, t - 1})
-    bias = call.bias.detach().double().cpu()[:, :, queries].expand(-1, h, -1, t)  # (b, h, n, t)
+    bias = call.bias.detach().double().cpu().expand(-1, -1, t, t)[:, :, queries]  # (b, h, n, t)
     q = call.q.detach().double().cpu()[: len(bias), :, queries]
     scale = d**-0.5 if call.scale is None else call.scale
     shown = seen[0, queries]
