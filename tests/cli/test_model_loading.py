@@ -4,7 +4,14 @@ from types import SimpleNamespace
 import pytest
 import tokenizers
 from safetensors.torch import load_file, save_file
-from transformers import GPT2Config, GPT2LMHeadModel, GPT2TokenizerFast, PreTrainedTokenizerFast
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPT2TokenizerFast,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 from observe.recurrent_models import RECURRENT, draw_tokens
 from regard.cli.model_loading import BASE_MODEL, CAUSAL_LM, TransformersModel, load_model
@@ -28,6 +35,17 @@ def test_a_folder_of_our_own_and_one_of_transformers_are_told_apart(folder, tmp_
     GPT2(Sizes(layers=1, heads=1, width=4, context=5, vocabulary=7)).save(tmp_path / "ours")
     assert isinstance(load_model(str(tmp_path / "ours")), GPT2Adapter)
     assert isinstance(load_model(str(folder)), TransformersModel)
+
+
+def test_a_folder_without_a_tokenizer_is_refused_with_what_it_has(tmp_path):
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 31}
+    LlamaForCausalLM(LlamaConfig(**sizes)).save_pretrained(tmp_path)
+    with pytest.raises(DataError) as error:
+        load_model(str(tmp_path))
+    (line,) = str(error.value).splitlines()
+    assert "has a model and no tokenizer: expected tokenizer.json, tokenizer.model, vocab.json, vocab.txt or the like" in line
+    assert "the folder has config.json, " in line
+    assert line.endswith(f"AutoTokenizer.from_pretrained(...).save_pretrained({str(tmp_path)!r}).")
 
 
 @pytest.mark.parametrize(("ends", "expected"), [(5, [5]), (999, []), ([5, 999, 3], [5, 3]), (None, [11])])

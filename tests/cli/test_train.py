@@ -2,6 +2,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -82,6 +83,40 @@ def test_the_same_command_goes_on_and_a_changed_one_is_refused(capsys):
 
 
 @pytest.mark.slow
+def test_a_run_whose_checkpoints_were_removed_is_not_started_again(capsys, tmp_path):
+    command = ("--text", "story.txt", *SMALL, "--steps", "12", "--evaluate-every", "4")
+    run_train(capsys, *command)
+    (tmp_path / "run" / "checkpoints").rename(tmp_path / "aside")
+    before = (tmp_path / "run" / "log.jsonl").read_bytes()
+    code, out, err = run_train(capsys, *command)
+    assert (code, out) == (2, "")
+    assert "has a run of 12 steps" in err
+    assert "but no checkpoint in run/checkpoints" in err
+    assert "--out" in err
+    assert (tmp_path / "run" / "log.jsonl").read_bytes() == before
+    (tmp_path / "aside").rename(tmp_path / "run" / "checkpoints")
+    assert run_train(capsys, *command)[0] == 0
+    shutil.rmtree(tmp_path / "run")
+    assert run_train(capsys, *command)[0] == 0
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(capsys, tmp_path):
+    command = ("--text", "story.txt", *SMALL, "--steps", "12", "--evaluate-every", "4")
+    run_train(capsys, *command)
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    log = tmp_path / "run" / "log.jsonl"
+    first = next(n for n, line in enumerate(log.read_text().splitlines()) if '"best": true' in line)
+    log.write_text("\n".join(log.read_text().splitlines()[: first + 1]) + "\n")
+    assert run_train(capsys, *command)[0] == 0
+
+
+def test_a_vocabulary_that_the_corpus_does_not_have_is_refused(capsys):
+    run_train(capsys, "--text", "story.txt", *SMALL, "--steps", "1")
+    code, _, err = run_train(capsys, "--corpus", "run/corpus", "--vocabulary", "gpt2", "--out", "other", *SMALL, "--steps", "1")
+    assert code == 2
+    assert "vocabulary is gpt2, but the corpus run/corpus was prepared with Letters" in err
+
+
 def test_flags_stand_over_the_file(capsys, tmp_path):
     (tmp_path / "small.toml").write_text(
         'text = "story.txt"\nsteps = 3\nbatch = 2\nbetas = [0.8, 0.9]\nmask_documents = true\n'

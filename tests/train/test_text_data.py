@@ -47,6 +47,19 @@ def test_a_text_is_prepared_once(tmp_path, story):
     assert load_or_prepare_corpus(config).checksum == first.checksum
 
 
+@pytest.mark.parametrize("vocabulary", ["gpt2", "300"])
+def test_a_vocabulary_that_a_prepared_corpus_does_not_have_is_refused(tmp_path, story, vocabulary):
+    load_or_prepare_corpus(TrainConfig(text=str(story), vocabulary="262", out=str(tmp_path / "pieces")))
+    load_or_prepare_corpus(TrainConfig(text=str(story), out=str(tmp_path / "letters")))
+    for name in ("pieces", "letters"):
+        corpus = str(tmp_path / name / "corpus")
+        with pytest.raises(ConfigError, match=rf"vocabulary is {vocabulary}, but the corpus .*{name}.corpus was prepared with"):
+            load_or_prepare_corpus(TrainConfig(corpus=corpus, vocabulary=vocabulary, out=str(tmp_path / "run")))
+    corpus = str(tmp_path / "pieces" / "corpus")
+    assert load_or_prepare_corpus(TrainConfig(corpus=corpus, vocabulary="262", out=str(tmp_path / "run"))).vocabulary == 262
+    assert load_or_prepare_corpus(TrainConfig(corpus=corpus, out=str(tmp_path / "run"))).vocabulary == 262
+
+
 def decode_corpus(corpus) -> str:
     return corpus.text.decode(corpus[:].tolist())
 

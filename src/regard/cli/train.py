@@ -19,6 +19,7 @@ from regard.models import GPT2Config
 from regard.text.corpus import Corpus
 from regard.text.corpus.sources import count_bytes
 from regard.train import Listener, TrainConfig, Training, begin, cost_estimate, follow, pretrained, text_data
+from regard.train.checkpoint_header import list_checkpoint_folders
 from regard.train.config import ENGINES
 from regard.train.distributed import start_engine
 from regard.train.listeners import json_lines, tensorboard_writer
@@ -61,6 +62,7 @@ def run(options: argparse.Namespace) -> int:
 
 def train_model(config: TrainConfig) -> int:
     """Train with a config, and return the exit code."""
+    refuse_removed_checkpoints(config)
     signals = SignalListener()
     with start_engine(config) as engine:
         training = begin_with_bar(config, engine)
@@ -71,6 +73,26 @@ def train_model(config: TrainConfig) -> int:
             with signals.catch_signals():
                 follow(training, make_listeners(training, signals))
     return print_end(training, signals)
+
+
+def refuse_removed_checkpoints(config: TrainConfig) -> None:
+    """Raise ConfigError if the folder of a run has its models and its log, but no checkpoint: a new run would overwrite them.
+
+    A run that was killed before its first checkpoint was complete starts again.
+    """
+    folder, checkpoints = Path(config.out), Path(config.out) / "checkpoints"
+    models = [str(folder / name) for name in ("model", "last") if (folder / name).is_dir()]
+    log = folder / json_lines.LOG_NAME
+    if not models or not log.is_file() or list_checkpoint_folders(checkpoints) or any(checkpoints.glob(".step-*")):
+        return
+    rows = json_lines.read_rows(log)
+    first_saved = next((row["step"] for row in rows if row.get("best")), config.steps - 1)
+    if rows and rows[-1]["step"] > first_saved:
+        raise ConfigError(
+            f"{folder} has a run of {rows[-1]['step']:,} steps, {' and '.join(models)}, but no checkpoint in {checkpoints} to "
+            "resume it from, and a new run would overwrite it. Put the checkpoints back, name another folder with --out, or "
+            f"remove {folder}."
+        )
 
 
 def begin_with_bar(config: TrainConfig, engine: Engine) -> Training:

@@ -35,7 +35,9 @@ def load_or_prepare_corpus(
             raise ConfigError(
                 f"corpus must be a prepared folder, and {config.corpus} is not one. If it is a text, give it as text."
             )
-        return Corpus.load(config.corpus)
+        corpus = Corpus.load(config.corpus)
+        refuse_other_vocabulary(config, corpus)
+        return corpus
     if not is_first:
         return Corpus.load(Path(config.out) / "corpus")
     return load_or_prepare(
@@ -45,6 +47,19 @@ def load_or_prepare_corpus(
         Corpus.load,
         lambda folder: prepare(config.text, own or make_tokenizer(config), folder, progress=progress),
     )
+
+
+def refuse_other_vocabulary(config: TrainConfig, corpus: Corpus) -> None:
+    """Raise ConfigError if a config names another vocabulary than a prepared corpus has; letters, the default, names none."""
+    text, asked = corpus.text, config.vocabulary
+    if asked == TrainConfig.vocabulary:
+        return
+    size = GPT2Config.vocabulary if asked == "gpt2" else int(asked)
+    if not isinstance(text, BytePair) or text.vocabulary != size:
+        raise ConfigError(
+            f"vocabulary is {asked}, but the corpus {config.corpus} was prepared with {text}. Leave vocabulary out, or give "
+            "the text itself as text in place of corpus: it is prepared with the vocabulary."
+        )
 
 
 def make_text_origin(config: TrainConfig, own: Tokenizer | None) -> Origin:
