@@ -290,5 +290,8 @@ CONSTANTS = [
     Wrong(constants.ClippedOnOneSide, ("wrong positions",), "later keys that all have one row", Everything()),
     Wrong(constants.BucketsOfBothSides, ("wrong positions",), "T5's bidirectional buckets in a causal layer"),
     Wrong(constants.BucketsOfOneSide, ("wrong positions",), "T5's causal buckets in an encoder", Everything()),
+    Wrong(constants.SquaredScores, ("not normalised",), "squares of scores divided by their sum, without exp"),
+    Wrong(constants.AbsoluteScores, ("not normalised",), "absolute scores divided by their sum, without exp"),
+    Wrong(constants.SoftmaxByLength, ("not normalised",), "a softmax divided by its length"),
 ]
 WRONG = [*MASKS, *SOFTMAX, *HEADS, *TRAINING, *KERNELS, *POSITIONS, *CALLS, *SOURCES, *DESIGNS, *LENGTHS, *CONSTANTS]

@@ -122,3 +122,32 @@ class BucketsOfOneSide(BucketsOfBothSides):
         back = (place[:, None] - place).clamp_min(0)
         bias = self.relative_attention_bias(choose_bucket(back, 32, 128)).permute(2, 0, 1)
         return F.scaled_dot_product_attention(q, k, v, bias)
+
+
+class SquaredScores(Rotary):
+    """Squares of scores in place of their exponentials."""
+
+    def place(self, q, k):
+        return q, k
+
+    def powers(self, scores):
+        return scores.square()
+
+    def attend(self, q, k, v):
+        powers = self.powers(q @ k.mT / math.sqrt(D)).tril()
+        return powers / powers.sum(-1, keepdim=True) @ v
+
+
+class AbsoluteScores(SquaredScores):
+    """Absolute values of scores in place of their exponentials."""
+
+    def powers(self, scores):
+        return scores.abs()
+
+
+class SoftmaxByLength(SquaredScores):
+    """F.normalize of the weights, whose default is the length."""
+
+    def attend(self, q, k, v):
+        hidden = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).triu(1)
+        return F.normalize((q @ k.mT / math.sqrt(D)).masked_fill(hidden, -torch.inf).softmax(-1), dim=-1) @ v

@@ -115,11 +115,15 @@ class WeightMatrix(NamedTuple):
 
 
 class RecordedCalls(NamedTuple):
-    """The attention calls of a run, weights that are no softmax, and what could not be read."""
+    """The attention calls of a run, weights that are no softmax, and what could not be read.
+
+    `unstored` are the names of the modules whose weights are no softmax and are not stored, as of linear attention.
+    """
 
     calls: list[InnerCall]
     missed: list[MissedCall]
     matrices: list[WeightMatrix]
+    unstored: Sequence[str] = ()
 
 
 NOTHING = RecordedCalls([], [], [])
@@ -137,6 +141,7 @@ class CallCollector:
         self.calls: list[tuple[str, AttentionCall, int]] = []  # with the number of outputs before its weights
         self.missed: list[MissedCall] = []
         self.matrices: list[tuple[WeightMatrix, list[AttentionCall], int]] = []
+        self.unstored: list[str] = []
 
     def start_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Ignore the start of a forward."""
@@ -164,6 +169,8 @@ class CallCollector:
             softmaxes = [keep_copy(one) for one in call.read_softmaxes()]
             made = WeightMatrix(name, mechanism.title, weights.double(), mixing)
             self.matrices.append((made, softmaxes, self.order.count_earlier_outputs(call.kernel)))
+        else:
+            self.unstored.append(name)
 
     def may_miss(self, module: nn.Module) -> bool:
         """Return False: modules that mix tokens are not reported."""
@@ -234,7 +241,7 @@ def record_inner_calls(module: nn.Module, run: Callable[[], object]) -> Recorded
     for one, softmaxes, count in collector.matrices:
         traced = tuple(replace(trace(one.name, call, count), mixed=one.title) for call in softmaxes)
         matrices.append(one._replace(softmaxes=traced))
-    return RecordedCalls([trace(*one) for one in collector.calls], collector.missed, matrices)
+    return RecordedCalls([trace(*one) for one in collector.calls], collector.missed, matrices, collector.unstored)
 
 
 def add_module(

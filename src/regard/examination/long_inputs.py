@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from regard.examination import dependency, evidence, mask_requirements
+from regard.examination import dependency, evidence, log_scale, mask_requirements
 from regard.examination.adapters import SubjectError
 from regard.examination.case import Case
 from regard.examination.identify.formula import format_formula
@@ -113,7 +113,9 @@ def find_formula_difference(long: LongInputs, match: Match, lengths: list[int], 
     few = case.shapes.tokens - case.shapes.gap
     factors = find_position_factors(trial, lambda one: compute_differences(one, match), few, close)
     if factors is not None:
-        return report_factors(factors)
+        base = log_scale.find_log_base(factors)
+        at_far = "" if base is None else f", with queries times log n / log {base:.4g} for positions n > {base:.4g}"
+        return f", outputs within {close:.0e} of the formula{at_far}" if at_far else report_factors(factors)
     sentence = f"from {format_formula(match)}, which holds for {case.shapes.tokens} tokens"
     far = f"{float(differences.max()):.2g} of the largest output {sentence}"
     return explain_difference(case, inputs, differences > close, far)

@@ -77,7 +77,7 @@ def collect_results(
     for what, result in call_checks.iterate_checks(calls, scale, in_model=True):
         yield result if result is not None else Unknown(f"whether {what}", evidence.ALONE, what in call_checks.REQUIRED)
     yield from bucket_reading.check_buckets(calls, module)
-    yield from replay.examine_layers(module, run, dict.fromkeys(one.name for one in calls), expects, scale)
+    yield from replay.examine_layers(module, run, dict.fromkeys(one.name for one in calls), expects, scale).results
     for name, reason in missed.items():
         yield Unknown(f"any property of the attention in {name or 'the module'}: {reason}", TOKENS, is_required=True)
     yield Unknown(END_TO_END, TOKENS)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -23,26 +23,35 @@ TRIED = 3  # layers whose formula is read, each of another kind
 READ = (("weights", weights.check_case), ("scale", scale.check_case), ("heads", heads.check_case), ("roles", roles.check_case))
 
 
+class ReplayedLayers(NamedTuple):
+    """What was found and checked in the layers of a model whose outputs a formula gives, and the names of those layers."""
+
+    results: list[Finding | Checked]
+    names: set[str]
+
+
 def examine_layers(
     module: nn.Module, run: Callable[[], object], names: Iterable[str], expects: Mask, stated: float | None
-) -> Iterator[Finding | Checked]:
-    """Yield what is found and checked in the layers of these names, one of each kind, by the formula that gives their outputs.
+) -> ReplayedLayers:
+    """Examine the layers of these names, one of each kind, by the formula that gives their outputs.
 
-    A layer whose outputs no known formula gives yields nothing: rotary positions, norms and biases are seen in its calls.
+    A layer whose outputs no known formula gives has no results: rotary positions, norms and biases are seen in its calls.
     """
     wanted = {name: module.get_submodule(name) for name in names if name}
     small = {name: part for name, part in wanted.items() if sum(one.numel() for one in part.parameters()) <= WEIGHTS}
+    replayed = ReplayedLayers([], set())
     for given in list(choose_kinds(record_parts(module, run, small)))[:TRIED]:
         case = make_case(given, expects, stated)
         if case is None or not is_identified(case):
             continue
+        replayed.names.update(name for name, part in small.items() if get_kind(part) == get_kind(given.part))
         for name, look in READ:
-            results = collect_probe_results(case, name, look)
-            for one in results:
+            for one in collect_probe_results(case, name, look):
                 if isinstance(one, Finding):
-                    yield replace(one, evidence=f"{given.name}: {one.evidence}", layer=given.name)
+                    replayed.results.append(replace(one, evidence=f"{given.name}: {one.evidence}", layer=given.name))
                 elif isinstance(one, Checked):
-                    yield replace(one, what=f"in {given.name} {one.what}")
+                    replayed.results.append(replace(one, what=f"in {given.name} {one.what}"))
+    return replayed
 
 
 def record_parts(module: nn.Module, run: Callable[[], object], wanted: dict[str, nn.Module]) -> list[PartCall]:
@@ -62,10 +71,15 @@ def choose_kinds(calls: Iterable[PartCall]) -> Iterator[PartCall]:
     """Yield the first call of each kind of layer: of a class, with weights of the same shapes."""
     known: set[object] = set()
     for one in calls:
-        kind = type(one.part), tuple(weight.shape for weight in one.part.parameters())
+        kind = get_kind(one.part)
         if kind not in known:
             known.add(kind)
             yield one
+
+
+def get_kind(part: nn.Module) -> tuple[object, ...]:
+    """Return the class of a layer and the shapes of its weights."""
+    return type(part), *(weight.shape for weight in part.parameters())
 
 
 def make_case(given: PartCall, expects: Mask, stated: float | None) -> Case | None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +18,7 @@ from regard.examination import (
     cached_decoding,
     call_checks,
     localize,
+    log_scale,
     matrix_checks,
     model_lengths,
     model_positions,
@@ -118,10 +120,11 @@ def list_attention_layers(subject: object, sample: Any = None) -> list[str]:
         if model is None:
             return []
         try:
-            calls, missed, _ = record_inner_calls(model.module, model.run)
+            recorded = record_inner_calls(model.module, model.run)
         except (SubjectError, RegardError):  # the report on it says so
             return []
-    return [name for name in dict.fromkeys([*(one.name for one in calls), *(one.module for one in missed)]) if name]
+    names = [*(one.name for one in recorded.calls), *(one.module for one in recorded.missed)]
+    return [name for name in dict.fromkeys(names) if name]
 
 
 def collect_model_results(
@@ -201,11 +204,25 @@ class ModelExamination:
         """Yield the results for the scale, the rows, the heads and the roles of the calls that were recorded."""
         calls = seeing.calls
         yield from matrix_checks.check_matrices(self.model.module, self.model.run, seeing.recorded)
+        recorded = seeing.recorded
+        stored = [*(one.name for one in calls), *(one.name for one in recorded.matrices)]
+        names = dict.fromkeys([*stored, *recorded.unstored])
+        scale = self.scale
+        if scale is None and any(
+            one.scale is not None and not call_checks.is_near(one.scale, one.width**-0.5) for one in calls
+        ):
+            longer = self.record_longer_calls()
+            factor = log_scale.read_log_factor(calls, longer)
+            if factor is not None:
+                scale = factor * math.log(self.model.ids.shape[1])
+                yield log_scale.report_log_scale(factor, calls, longer)
+        replayed = replay.examine_layers(self.model.module, self.model.run, names, self.expects, scale)
+        is_identified = bool(names) and {*names, *(name for name, _ in seeing.missed)} <= replayed.names
         needs = ""
-        for what, result in call_checks.iterate_checks(calls, self.scale, in_model=True):
+        for what, result in call_checks.iterate_checks(calls, scale, in_model=True):
             if result is not None and (isinstance(result, Finding) or not seeing.missed):
                 yield result
-            else:
+            elif not is_identified:
                 needs = needs or self.suggest_layer([one.name for one in calls] or [name for name, _ in seeing.missed])
                 yield Unknown(f"whether in each layer {what}", needs, what in call_checks.REQUIRED)
         calls_of_tables = self.record_table_calls(calls)
@@ -213,20 +230,24 @@ class ModelExamination:
         yield from table_reading.check_tables(calls_of_tables, self.model.module)
         if not seeing.missed and not seeing.has_cross_attention:
             yield from model_positions.check_positions(self.model, calls)
-        names = dict.fromkeys(one.name for one in calls)
-        yield from replay.examine_layers(self.model.module, self.model.run, names, self.expects, self.scale)
+        yield from replayed.results
 
     def record_table_calls(self, calls: list[InnerCall]) -> list[InnerCall]:
         """Return the calls for many tokens, which show the rows of far distances; empty if no bias is rows of a table."""
-        model = self.model
-        if not any(reading.has_table(one, model.module) for one in calls for reading in (bucket_reading, table_reading)):
+        readings = (bucket_reading, table_reading)
+        if not any(reading.has_table(one, self.model.module) for one in calls for reading in readings):
             return []
+        return self.record_longer_calls() or calls
+
+    def record_longer_calls(self) -> list[InnerCall]:
+        """Return the calls for many tokens; empty if the model takes no more."""
+        model = self.model
         for t in reversed(model_lengths.LENGTHS):
             if not model.is_sampled or t <= model.sample_length:
                 ids = model_lengths.draw_ids(model, t, 0)
                 with contextlib.suppress(SubjectError):  # refusing another length is allowed
                     return record_inner_calls(model.module, partial(model.run, ids)).calls
-        return calls
+        return []
 
     def suggest_layer(self, names: Sequence[str]) -> str:
         """Return how to examine one of these layers alone, of those that were tried."""

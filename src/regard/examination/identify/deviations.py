@@ -13,6 +13,7 @@ MASKS = ("zero", "zeroed weights", "none", "inverted", "transposed", "strict", "
 SIGNS = ("one added", "one added to hidden", "minus one")
 DIVISORS = ("sum", "absolute sum", "length")
 NORMS = ("none", *DIVISORS, "sigmoid", "twice", "twice, masked again", "exp", "exp less its maximum", "logarithm")
+ALONE = ("plus one", "squares", "absolute", "softmax by its length")  # norms that are not combined with other deviations
 SPLITS = ("qkv", "q", "k", "v", "qk", "kv", "qv", "tokens")
 ROLES = ("kqv", "qkk", "qkq", "kkv", "qqv", "turned", "qkx", "vkv", "qvv", "xkv", "qxv", "xxv", "kqk", "kqq", "qqq", "kkk")
 
@@ -32,7 +33,7 @@ def iterate_single_deviations(
     `has_known_roles` is whether names tell q from k, `output` whether there is an output projection.
     """
     every = list_choices(given, has_known_roles, output, has_separate_heads)
-    for name, values in every.items():
+    for name, values in (*every.items(), ("norm", ALONE)):
         yield from (replace(RIGHT, **{name: value}) for value in values)
     for often in OFTEN:
         if all(value in every[name] for name, value in often.deviations.items()):

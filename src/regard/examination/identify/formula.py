@@ -4,8 +4,16 @@ from regard.examination.identify.match import Match
 from regard.examination.identify.mistakes import find_mistake
 from regard.examination.identify.variants import Variant
 
-SUMS = {"sum": "Σ", "absolute sum": "Σ|·|", "length": "√Σ(·)²"}
-PLAIN = {"none": "scores", **dict.fromkeys(SUMS, "scores"), "sigmoid": "sigmoid", "logarithm": "log_softmax"}
+SUMS = {
+    "sum": "Σ",
+    "absolute sum": "Σ|·|",
+    "length": "√Σ(·)²",
+    "squares": "Σ",
+    "absolute": "Σ",
+    "softmax by its length": "√Σ(·)²",
+}
+PLAIN = {"none": "scores", **dict.fromkeys(("sum", "absolute sum", "length"), "scores"), "sigmoid": "sigmoid"}
+PLAIN |= {"logarithm": "log_softmax", "squares": "square", "absolute": "abs", "plus one": "softmax1"}
 
 
 def format_formula(match: Match) -> str:

@@ -52,8 +52,9 @@ class Match:
 
     @property
     def is_right(self) -> bool:
-        """Whether the match is attention, over whatever tokens it sees."""
-        return not set(self.variant.deviations) - {"mask"} and self.variant.mask in ("hidden", "measured")
+        """Whether the match is attention, over whatever tokens it sees, with a sink of 0 or none."""
+        own = self.variant.norm == "plus one" or not self.has_deviation("norm")
+        return own and not set(self.variant.deviations) - {"mask", "norm"} and self.variant.mask in ("hidden", "measured")
 
     def has_deviation(self, field: str) -> bool:
         """Return whether a field differs from what it should be."""

@@ -27,6 +27,7 @@ class Mistake:
     cure: str
 
 
+DESIGNS = ("measured", "plus one")  # values of fields that are no mistakes
 SOFTMAX = "weights = torch.softmax(scores, dim=-1)"
 MASK = "Hide keys with -inf before the softmax: scores = scores.masked_fill(~mask, -torch.inf), where True means visible."
 ROLE = "Write scores = q @ k.transpose(-2, -1) and context = weights @ v, with q, k and v each from its own projection."
@@ -60,6 +61,9 @@ NORMS = {
     "sum": "scores are divided by their sum, without exp",
     "absolute sum": "scores are divided by the sum of their absolute values, without exp",
     "length": "scores are divided by the length of their row, the root of the sum of their squares, without exp",
+    "squares": "squares of scores are divided by their sum, without exp",
+    "absolute": "absolute values of scores are divided by their sum, without exp",
+    "softmax by its length": "a softmax is divided by its length, the root of the sum of its squares",
     "sigmoid": "a sigmoid of each score is used instead of the softmax",
     "twice": "the softmax is applied twice",
     "twice, masked again": "the softmax is applied twice",
@@ -86,9 +90,9 @@ ROLES = {
 
 
 def find_mistake(match: Match, field: str) -> Mistake | None:
-    """Return the mistake in a field of a match; None if the field is right, or is only who sees whom."""
+    """Return the mistake in a field of a match; None if the field is right, a design, or only who sees whom."""
     value = match.variant.deviations.get(field)
-    if value is None or value == "measured":
+    if value is None or value in DESIGNS:
         return None
     if field == "scale":
         return Mistake("wrong scale", describe_scaling(match), make_scale_cure(match))
@@ -156,6 +160,8 @@ def describe_scaling(match: Match) -> str:
         "fourth root": f"the scores are divided by {d}^¼",
         "heads": f"the scores are divided by √{match.heads}, the number of heads",
         "tokens": "the scores are divided by √t, the number of tokens",
+        "doubled": f"the scores are multiplied by {match.scale:.4g}, twice the expected {match.expected_scale:.4g}, as where "
+        "weights are squared and divided by their sum",
         "after": f"the weights are divided by √{d} after the softmax, not the scores before it",
     }
     measured = f"the scores are multiplied by {match.scale:.4g}, but {match.expected_scale:.4g} is expected"

@@ -151,6 +151,7 @@ def list_scales(given: ProjectedInputs) -> dict[str, float]:
         "heads": given.heads**-0.5,
         "tokens": tokens**-0.5,
         "by model": 1 / given.q.shape[-1],
+        "doubled": 2 * given.scale,
         "after": 1.0,
     }
 
@@ -170,6 +171,16 @@ def normalize_scores(variant: Variant, scores: Tensor, seen: Tensor) -> Tensor:
             kept = scores * seen if hides else scores
             sums = {"sum": kept, "absolute sum": kept.abs(), "length": kept.square()}[variant.norm].sum(axis, keepdim=True)
             return kept / (sums.sqrt() if variant.norm == "length" else sums)
+        case "squares" | "absolute":
+            kept = scores * seen if hides else scores
+            kept = kept.square() if variant.norm == "squares" else kept.abs()
+            return kept / kept.sum(axis, keepdim=True)
+        case "plus one":  # softmax1: Miller 2023, Attention Is Off By One
+            none = scores.new_zeros(()).expand_as(scores.narrow(axis, 0, 1))
+            return torch.cat((scores, none), axis).softmax(axis).narrow(axis, 0, scores.shape[axis])
+        case "softmax by its length":
+            weights = scores.softmax(axis)
+            return weights / weights.square().sum(axis, keepdim=True).sqrt()
         case "sigmoid":
             return scores.sigmoid()
         case "exp":

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from regard.examination import bias_reading, call_checks, mask_requirements
+from regard.examination import bias_reading, call_checks, log_scale, mask_requirements
 from regard.examination.case import Case
 from regard.examination.inner_calls import InnerCall
 from regard.examination.projection_source import read_source
@@ -30,7 +30,9 @@ def check_case(case: Case) -> Iterator[Finding | Checked]:
 
 
 def find_other_scale(case: Case) -> Finding | None:
-    """Return the finding of a scale that differs between few tokens and many."""
+    """Return the finding of a scale that differs between few tokens and many, unless it is by their logarithm."""
+    if log_scale.read_log_factor(case.inner_calls, case.long_calls) is not None:
+        return None
     for short, long in zip(case.inner_calls, case.long_calls, strict=True):
         few, many = short.call.q.shape[2], long.call.q.shape[2]
         if few != many and short.scale and long.scale and abs(long.scale / short.scale - 1) > call_checks.OFF:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from regard.examination import call_checks, evidence, value_scale
+from regard.examination import call_checks, evidence, log_scale, value_scale
 from regard.examination.case import Case
 from regard.examination.identify import formula, weight_reading
 from regard.examination.identify.match import Match
@@ -31,6 +31,9 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     found = 0.0 if slope is None else max(slope.along, slope.across)  # across if queries and keys are exchanged
     if slope is None or heads_width is None or min(abs(slope.along), abs(slope.across)) > call_checks.OFF * found or found <= 0:
         result = call_checks.check_scale(case.inner_calls, case.scale)
+        factor = log_scale.read_log_factor(case.inner_calls, case.long_calls) if case.scale is None else None
+        if factor is not None:
+            result = log_scale.report_log_scale(factor, case.inner_calls, case.long_calls)
         yield result if result is not None else report_unknown_scale(case)
         return
     expected = heads_width**-0.5 if case.scale is None else case.scale

@@ -73,7 +73,9 @@ def check_match(case: Case, match: Match) -> Iterator[Finding | Checked | Unknow
     if wrong is not None and match.variant.mask in NAMED:
         kind = wrong.kind if wrong.kind != "future leak" else get_leak_kind(case)
         yield Finding(kind, f"{formula.describe_evidence(match, 'mask')}{describe_leak(case)}", wrong.cure, 2.3, "mask")
-    if all(match.is_verified(field) for field in ("norm", "axis")) and match.variant.mask != "zeroed weights":
+    if match.variant.norm == "plus one":
+        yield Checked(f"{ROWS} with a sink of 0: exp(scores) / (1 + Σ exp(scores))", formula.describe_equality(match))
+    elif all(match.is_verified(field) for field in ("norm", "axis")) and match.variant.mask != "zeroed weights":
         yield Checked(f"{ROWS}, over the keys", formula.describe_equality(match))
     elif not match.has_deviation("norm") and not match.has_deviation("axis") and match.variant.mask != "zeroed weights":
         yield Unknown(
