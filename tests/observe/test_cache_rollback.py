@@ -14,6 +14,7 @@ from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel, Sta
 from observe.family import Widened
 from observe.models import CACHE, bart, gpt2, words
 from observe.recording_checks import EQUAL
+from regard import load
 from regard.observe import record
 
 B, WINDOW, SLOTS, STEPS = 2, 5, 47, 7
@@ -192,6 +193,22 @@ def test_guesses_that_were_rejected_leave_every_layer(name):
         assert output.shape[1] - 1 <= tokens <= output.shape[1] < sum(fed)
         assert recording.last.rows == [0]
         assert_one_run(model, recording, output[:, :tokens], use_cache=False)
+
+
+@torch.no_grad()
+def test_a_recording_of_one_row_is_saved_after_a_cut(tmp_path):
+    """The mask of a call that was cut is a part of the mask that the call itself keeps, in the same memory."""
+    model, ids, mask = gpt2(), words(1, 6), torch.tensor([[0, 0, 1, 1, 1, 1]])
+    cache = DynamicCache()
+    with record(model) as recording:
+        model(ids[:, :5], attention_mask=mask[:, :5], **{CACHE: cache})
+        cache.crop(-2)
+        model(ids[:, 3:4], attention_mask=mask[:, :4], **{CACHE: cache})
+    recording.save(tmp_path / "cut.regard")
+    loaded = load(tmp_path / "cut.regard")
+    for ours, saved in zip(recording.calls, loaded.calls, strict=True):
+        assert torch.equal(saved.map.dense(), ours.map.dense())
+    assert torch.equal(loaded.map(0).dense(), recording.map(0).dense())
 
 
 @pytest.mark.parametrize("keep", [None, "values"])

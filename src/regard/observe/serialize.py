@@ -30,6 +30,7 @@ class NamedTensors:
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
         self.names: dict[tuple[Any, ...], str] = {}
+        self.addresses: set[int] = set()
 
     def add(self, x: Tensor | None) -> Any:
         """Return the name of a tensor in the file, adding it if needed; None for None.
@@ -43,7 +44,10 @@ class NamedTensors:
         key = x.data_ptr(), x.shape, x.stride(), x.dtype
         if key not in self.names or not x.numel():
             self.names[key] = f"t{len(self.tensors)}"
-            self.tensors[self.names[key]] = x.contiguous()
+            saved = x.contiguous()
+            is_shared = saved.data_ptr() in self.addresses  # a part of another, as of a call that was cut
+            self.tensors[self.names[key]] = saved.clone() if is_shared else saved
+            self.addresses.add(saved.data_ptr())
         return self.names[key]
 
 
