@@ -91,6 +91,25 @@ def test_a_map_without_a_graph_is_refused_with_the_reason(tmp_path):
         regard.load(tmp_path / "recording").map(0, grad=True)
 
 
+def test_a_map_of_stored_weights_has_no_graph_and_says_so():
+    """A loss on it would train nothing."""
+
+    class Distances(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.project = torch.nn.Linear(4, 4)
+
+        def forward(self, x):
+            return torch.softmax(-torch.cdist(self.project(x), x), dim=-1) @ self.project(x)
+
+    model = torch.nn.Sequential(Distances())
+    with regard.record(model, keep="values") as recording:
+        model(torch.randn(1, 5, 4))
+    assert "stored as they are" in recording.notes[0]
+    with pytest.raises(ConfigError, match="need no gradient, as those of weights that are stored as they are"):
+        recording.map(0, grad=True)
+
+
 class Changing(torch.nn.Module):
     """A layer that may write to its keys after its attention."""
 

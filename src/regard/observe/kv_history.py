@@ -322,12 +322,15 @@ class KVHistory:
         """Return the map of the only call, with the graph of its queries and keys. Raises ConfigError where there is none."""
         stored, graph = self.stored_calls[0], self.stored_calls[0].graph
         found = self.build_map()
-        if graph is None or len(self.stored_calls) > 1 or stored.q.dtype != graph.dtype:
+        has_graph = graph is not None and (graph.q.requires_grad or graph.k.requires_grad)
+        if graph is None or not has_graph or len(self.stored_calls) > 1 or stored.q.dtype != graph.dtype:
             why = "it was recorded without values or without gradients"
             if len(self.stored_calls) > 1:
                 why = "it made several calls, the steps of a cache"
             elif graph is not None:
                 why = f"its queries and keys are stored in {stored.q.dtype}, not in {graph.dtype}"
+                if not has_graph:
+                    why = "its queries and keys need no gradient, as those of weights that are stored as they are"
             raise ConfigError(
                 f"the map of {self.name} has no graph to its queries and keys: {why}. Record one forward with keep='values' "
                 "alone, outside torch.no_grad()."
