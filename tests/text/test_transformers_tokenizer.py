@@ -24,6 +24,16 @@ def test_tokens_of_bytes_are_those_of_the_same_vocabulary(text):
     assert OF_BYTES.pieces(ids) == BytePair.gpt2().pieces(ids)
 
 
+def test_a_token_that_was_added_is_its_name_and_no_bytes():
+    """Its letters may be those that stand for bytes in the pieces of the vocabulary."""
+    own = transformers.GPT2TokenizerFast(vocab=str(GPT2_FOLDER / "encoder.json"), merges=str(GPT2_FOLDER / "vocab.bpe"))
+    own.add_tokens(["na\u00efve", "\u00abs\u00bb"])
+    found, text = TransformersTokenizer(own), "a na\u00efve \u00abs\u00bb caf\u00e9"
+    assert len(own) == 50259
+    assert {50257, 50258} <= {*found.encode(text)}
+    assert found.bytes(found.encode(text)) == text.encode()
+
+
 def test_pieces_of_sentencepiece_have_spaces_letters_and_single_bytes():
     vocabulary = {"<unk>": 0, "\u2581the": 1, "\u2581caf\u00e9": 2, "<0xE2>": 3, "<0x98>": 4, "<0x83>": 5}
     model = tokenizers.models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True)

@@ -18,6 +18,7 @@ class TransformersTokenizer:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         vocabulary = tokenizer.get_vocab()
+        self.added = frozenset(getattr(tokenizer, "get_added_vocab", dict)())  # their letters stand for themselves
         self.is_of_bytes = map_bytes_to_letters()[ord(" ")] in vocabulary
         inner = next((piece for piece in vocabulary if piece.startswith("##") and piece.strip("#")), None)
         # a tokenizer without such a piece, as ByT5's, may be unable to write one
@@ -68,7 +69,7 @@ class TransformersTokenizer:
         byte, letters = BYTE.fullmatch(piece), map_letters_to_bytes()
         if not self.is_of_bytes:
             return piece.replace(SPACE, " ").encode() if byte is None else builtins.bytes([int(byte[1], 16)])
-        known = all(letter in letters for letter in piece)
+        known = piece not in self.added and all(letter in letters for letter in piece)
         return builtins.bytes(letters[letter] for letter in piece) if known else piece.encode()
 
 
