@@ -170,3 +170,56 @@ def test_weights_of_tokens_keep_their_batch_where_values_are_stacked_before_it()
     found = recording.map(0).dense()
     assert found.shape == (3, 1, 7, 7)
     torch.testing.assert_close(found[:, 0], part.weights, rtol=0, atol=EQUAL)
+
+
+class PickedKeys(nn.Module):
+    """Heads in groups that share keys, of which each token picks three for itself, as in native sparse attention."""
+
+    def __init__(self, groups: int, of: int, equation: str) -> None:
+        super().__init__()
+        self.num_heads, self.shape, self.equation = groups * of, (groups, of), equation
+        self.q, self.k, self.picks = nn.Linear(C, groups * of * D), nn.Linear(C, groups * D), nn.Linear(C, groups * 3)
+        self.weights = torch.empty(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        (b, t, _), (groups, of) = x.shape, self.shape
+        q = self.q(x).view(b, t, groups, of, D).permute(0, 2, 3, 1, 4)
+        k = self.k(x).view(b, t, groups, D).transpose(1, 2)
+        places = (self.picks(x).sigmoid() * t).long().view(b, t, groups, 3).transpose(1, 2)
+        k = k[:, :, None].expand(-1, -1, t, -1, -1).gather(3, places[..., None].expand(-1, -1, -1, -1, D))
+        weights = torch.einsum(f"bhgid,bhijd->{self.equation}", q, k).softmax(-1)
+        found = torch.einsum(f"{self.equation}->bihgj", weights).detach()
+        self.weights = found.flatten(2, 3).flatten(0, 1).unsqueeze(2)
+        return torch.einsum(f"{self.equation},bhijd->bihgd", weights, k).flatten(2)
+
+
+@pytest.mark.parametrize("equation", ["bhgij", "bihgj", "bhigj"])
+@pytest.mark.parametrize(("groups", "of"), [(2, 3), (1, 4), (3, 1), (2, 2)])
+@pytest.mark.parametrize("batch", [1, 2, 3])
+def test_groups_of_heads_whose_tokens_pick_keys_are_heads_and_tokens_are_rows(batch, groups, of, equation):
+    part = PickedKeys(groups, of, equation).double()
+    recording, _ = record_and_compare(nn.Sequential(part), lambda m: m(torch.randn(batch, 5, C, dtype=torch.float64)))
+    torch.testing.assert_close(recording.map(0).dense(), part.weights, rtol=0, atol=EQUAL)
+
+
+class ProjectedByHead(nn.Module):
+    """Keys whose blocks a layer projects after they were split into heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads, self.q, self.k, self.block = 4, nn.Linear(C, 4 * D), nn.Linear(C, 4 * D), nn.Linear(2 * D, D)
+        self.weights = torch.empty(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = (one(x).unflatten(-1, (4, D)).transpose(1, 2) for one in (self.q, self.k))
+        k = self.block(k.unflatten(2, (-1, 2)).flatten(3))
+        weights = torch.einsum("bhgid,bhjd->bhgij", q[:, :, None], k).softmax(-1)
+        self.weights = weights.squeeze(2).detach()
+        return torch.einsum("bhgij,bhjd->bihgd", weights, k).flatten(2)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_keys_that_a_layer_projects_for_each_head_keep_their_heads(batch):
+    part = ProjectedByHead().double()
+    recording, _ = record_and_compare(nn.Sequential(part), lambda m: m(torch.randn(batch, 6, C, dtype=torch.float64)))
+    torch.testing.assert_close(recording.map(0).dense(), part.weights, rtol=0, atol=EQUAL)

@@ -62,7 +62,11 @@ def find_groups(
     has_heads_alone = len(given) == 1 and is_shared_by_batch(product, place, weights, dims)
     tokens = count_tokens(table, queries, keys)
     values = product.operands[1 - place], dims[1 - place]
-    found = split_as_made(table, given, *values) if weights.pairs and not has_heads_alone else None
+    found = join_queries_to_heads(table, batch, queries)
+    if found is not None:
+        queries = ()
+    elif weights.pairs and not has_heads_alone:
+        found = split_as_made(table, given, *values)
     if found is None:
         found = ((), given[0]) if has_heads_alone else split_grouped_heads(table, batch, other, tokens)
     before, heads = found
@@ -75,7 +79,28 @@ def split_as_made(table: AxisTable, given: list[Axes], x: Tensor, dims: Dims) ->
     own = table.expand_dims(dims)
     places = tuple(own.index(axes) for axes in given if axes in own)
     folded = find_folded_heads(STATE.frames, x, places) if len(given) == len(places) in (1, 2) else None
-    return None if folded is None else split_folded_heads(table, given, folded)
+    if folded is None or (len(places) == 1 and places[0] and folded.heads == 1 and not any(own[: places[0]])):
+        return None  # behind a batch of one row, what a layer has projected may be heads
+    return split_folded_heads(table, given, folded)
+
+
+def join_queries_to_heads(table: AxisTable, batch: list[Axes], queries: Axes) -> tuple[Axes, Axes] | None:
+    """Return the axes of batch and of heads where `queries` are heads, which share keys that each token has for itself.
+
+    So it is where they make a number of heads that a module states, alone or with one axis behind the first, and nothing else
+    does. None for any other queries.
+    """
+    head_counts, count = find_head_counts(), math.prod(table.get_sizes(queries))
+    sizes = [math.prod(table.get_sizes(axes)) for axes in batch]
+    has_heads = any(size in head_counts for size in sizes[1:]) or find_joined_heads(sizes, head_counts)
+    if len(batch) < 2 or count == 1 or has_heads:
+        return None
+    place = next((n for n, size in enumerate(sizes) if n and size > 1 and size * count in head_counts), None)
+    has_tokens = any(size > 1 for n, size in enumerate(sizes) if n not in (0, place))
+    if not has_tokens or (place is None and count not in head_counts):
+        return None
+    heads = () if place is None else batch[place]
+    return tuple(axis for n, axes in enumerate(batch) if n != place for axis in axes), (*heads, *queries)
 
 
 def split_batch(table: AxisTable, given: list[Axes], x: Tensor, dims: Dims, tokens: set[int]) -> tuple[Axes, Axes]:
