@@ -18,8 +18,18 @@ REARRANGES = (
     PERMUTES_AXES | JOINS_PARTS | SPLITS | {"view", "reshape", "flatten", "unflatten", "unsqueeze", "mT"}
 )  # functions whose layout is logged
 Layout = tuple[tuple[int, ...], tuple[int, ...], tuple[Any, ...], dict[str, Any]]  # shapes before and after, other arguments
+COPIES_ENTRIES = {"reshape", "flatten", "contiguous", "clone", "repeat", "repeat_interleave", "tile"}  # often in another order
 CUTS_OR_ROLLS = {"__getitem__", "narrow", "roll"}
 IS_TENSOR = Tensor.__instancecheck__  # isinstance(x, Tensor) for filter(), which calls it without a frame of Python
+
+
+class Copy(NamedTuple):
+    """The shapes and strides of a tensor and of its copy."""
+
+    given_shape: tuple[int, ...]
+    given_strides: tuple[int, ...]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
 
 
 class Lookup(NamedTuple):
@@ -119,6 +129,14 @@ def find_layout(args: Any, kwargs: Any, result: Any) -> Layout | None:
     if type(first) is not Tensor or type(result) is not Tensor or first.is_nested:
         return None
     return first.shape, result.shape, args[1:], kwargs
+
+
+def find_copy(args: Any, result: Any) -> Copy | None:
+    """Return the shapes and strides of a function's first tensor and of its result; None for tensors that are not plain."""
+    first = args[0] if args else None
+    if type(first) is not Tensor or type(result) is not Tensor or first.is_nested or first.layout is not torch.strided:
+        return None
+    return Copy(first.shape, first.stride(), result.shape, result.stride())
 
 
 def find_picked_axis(entries: tuple[Any, ...], dims: int) -> int | None:

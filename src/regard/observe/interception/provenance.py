@@ -11,12 +11,15 @@ from torch import Tensor, nn
 from regard.observe.interception.function_roles import Role, infer_role
 from regard.observe.interception.lookups import (
     AXIS_PLACES,
+    COPIES_ENTRIES,
     CUTS_OR_ROLLS,
     IS_TENSOR,
     REARRANGES,
+    Copy,
     Layout,
     Lookup,
     find_axis,
+    find_copy,
     find_layout,
     find_lookup,
     moves_last_axis,
@@ -72,6 +75,7 @@ class Operation(NamedTuple):
     dim: Any = None  # of a sum, as it was given, or of windows, from the last; -1 of what cuts or rolls the last axis
     along: tuple[int, tuple[int, ...]] | None = None  # the axis of a pick or a running sum, and the shape of what it was given
     layout: Layout | None = None  # of a function that rearranges axes
+    copy: Copy | None = None  # of a function that may copy entries to another order in memory
 
 
 class ModuleFrame:
@@ -178,6 +182,7 @@ class ModuleFrame:
         if name in AXIS_PLACES and args and type(args[0]) in PLAIN:
             along = find_axis(name, args[0], args, kwargs)
         layout = find_layout(args, kwargs, result) if name in REARRANGES else None
+        copy = find_copy(args, result) if name in COPIES_ENTRIES else None
         if name in NESTED:
             args = find_tensors((*args, *kwargs.values()), {})
         elif kwargs:
@@ -193,7 +198,9 @@ class ModuleFrame:
         outputs = [*map(weakref.ref, results)]
         if is_in_place(name) or (kwargs and kwargs.get("out") is not None):
             outputs += [weakref.ref(y._base) for y in results if y._base is not None]
-        self.noted.append(Operation(name, child, [*map(weakref.ref, tensors)], sizes, outputs, lookup, dim, along, layout))
+        self.noted.append(
+            Operation(name, child, [*map(weakref.ref, tensors)], sizes, outputs, lookup, dim, along, layout, copy)
+        )
 
     def resolve_sources(self) -> None:
         """Compute the sources of all results logged since the last call."""

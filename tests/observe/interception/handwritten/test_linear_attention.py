@@ -506,6 +506,35 @@ def test_queries_keys_and_values_of_layers_need_no_feature_maps(form, others):
     torch.testing.assert_close(recording.map(0, kind="implicit").dense(), expected.detach(), rtol=0, atol=EQUAL)
 
 
+LAYOUTS: dict[str, Form] = {  # copies of queries, keys and values (b, h, t, d) in another order of memory
+    "reshape": lambda *parts: fold_heads(*(x.reshape(-1, *x.shape[2:]) for x in parts)),
+    "flatten": lambda *parts: fold_heads(*(x.flatten(0, 1) for x in parts)),
+    "contiguous and view": lambda *parts: fold_heads(*(x.contiguous().view(-1, *x.shape[2:]) for x in parts)),
+    "clones": lambda *parts: parts[0].clone() @ (parts[1].clone().mT @ parts[2].clone()),
+    "a reshape before": lambda *parts: multiply(*(x.mT.flatten(1, 2).reshape(len(x), -1, x.shape[2]).mT for x in parts)),
+    "keys transposed": lambda q, k, v: q @ (k.mT.contiguous() @ v),
+    "features first": lambda q, k, v: q @ (k.mT.reshape(len(k), H, -1, k.shape[2]) @ v),
+    "repeated": lambda q, k, v: q @ (k[:, :1].repeat(1, H, 1, 1).mT @ v),
+    "expanded": lambda q, k, v: q @ (k[:, :1].expand(-1, H, -1, -1).mT @ v),
+    "repeated by each": lambda q, k, v: q @ (k[:, :1].repeat_interleave(H, 1).mT @ v),
+    "repeated as one": lambda q, k, v: q @ (k[:, :1, None].expand(-1, -1, H, -1, -1).reshape(k.shape).mT @ v),
+}
+
+
+def fold_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ (k.mT @ v)).unflatten(0, (-1, H))
+
+
+def multiply(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (x.reshape(*x.shape[:2], H, -1).permute(0, 2, 1, 3) for x in (q, k, v))
+    return q @ (k.mT @ v)
+
+
+@pytest.mark.parametrize("form", LAYOUTS)
+def test_queries_keys_and_values_of_layers_may_be_copied_before_they_are_multiplied(form):
+    check_map(Mixer(LAYOUTS[form], nn.Identity()), torch.randn(B, T, 11))
+
+
 class Fused(nn.Module):
     """Queries, keys and values of one projection, multiplied in an order."""
 
@@ -674,12 +703,14 @@ OTHER_PRODUCTS: dict[str, Form] = {
     "queries as keys": lambda q, k, v: q @ q.mT @ v,
     "running sums along keys": lambda q, k, v: (q @ k.mT).cumsum(-1) @ v,
     "one tensor in an einsum": lambda q, k, v: torch.einsum("bid,bjd,bje->bie", v, v, v),
+    "copies of columns": lambda q, k, v: q @ k.mT @ v.mT.contiguous(),
+    "copies of rows": lambda q, k, v: q.clone() @ k.mT.reshape(k.mT.shape) @ v.mT.clone(),
 }
 
 
 @pytest.mark.parametrize("form", OTHER_PRODUCTS)
 def test_other_products_of_parts_of_a_projection_are_not_recorded(form):
-    recording, _ = record_and_compare(nn.Sequential(Fused(OTHER_PRODUCTS[form])), lambda m: m(torch.randn(B, T, 11)))
+    recording, _ = record_and_compare(nn.Sequential(Fused(OTHER_PRODUCTS[form])), lambda m: m(torch.randn(B, D, 11)))
     assert not recording.calls
 
 

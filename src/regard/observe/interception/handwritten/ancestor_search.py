@@ -1,12 +1,13 @@
 """Searches back through the operations that made a tensor: for pairs of tokens, and for values chosen by their own weights."""
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from torch import Tensor, nn
 
 from regard.observe.interception.function_roles import Role, infer_role, strip_affixes
+from regard.observe.interception.handwritten.memory_order import find_strides_before
 from regard.observe.interception.handwritten.score_form import COPIES
 from regard.observe.interception.lookups import MASKS
 from regard.observe.interception.provenance import GATHERS, JOINS, LEARNED, TOKEN, ModuleFrame, Operation, TensorOrRef
@@ -26,7 +27,8 @@ NORMS = {"normalize", "layer_norm", "rms_norm"}
 NORM_LAYERS = (nn.LayerNorm, nn.RMSNorm)
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 MAXIMA = {"max", "amax", "logsumexp"}
-REPEATS = {"expand", "expand_as", "broadcast_to", "repeat", "repeat_interleave", "tile"}
+EXPANDS = {"expand", "expand_as", "broadcast_to"}
+REPEATS = EXPANDS | {"repeat", "repeat_interleave", "tile"}
 
 TensorRef = weakref.ref[Tensor]  # to one that may have been freed
 Sized = tuple[TensorRef, int]  # a tensor and its number of entries
@@ -358,14 +360,15 @@ class Projection(NamedTuple):
     tensor: TensorRef
     maker: Operation
     frame: ModuleFrame
+    strides: Sequence[int] = ()  # of the dimensions of what was made from it, in its own memory
 
 
-def find_projection(frames: list[ModuleFrame], x: TensorOrRef) -> Projection | None:
-    """Return the tensor that a module or a product made and whose parts, changed entry by entry or normed, x is.
+def find_projection(frames: list[ModuleFrame], x: TensorOrRef, strides: Sequence[int] = ()) -> Projection | None:
+    """Return the tensor that a module or a product made and whose parts, copied, changed entry by entry or normed, x is.
 
-    None if its entries may have another order in memory.
+    `strides` are those of x, if it was freed. None if it is not known how far apart its entries were in that tensor.
     """
-    one = weakref.ref(x) if isinstance(x, Tensor) else x
+    one, strides = (weakref.ref(x), x.stride()) if isinstance(x, Tensor) else (x, strides)
     for frame in reversed(frames):
         for _ in range(MAX_STEPS):
             makers = [maker for maker in frame.find_makers(one) if not (maker.given and maker.given[0] is one)]  # in place
@@ -373,8 +376,13 @@ def find_projection(frames: list[ModuleFrame], x: TensorOrRef) -> Projection | N
                 break  # an argument of the module
             maker = makers[-1]
             if is_end(maker) and not (is_activation(maker) or is_norm(maker)):
-                return Projection(one, maker, frame)
-            if not (is_activation(maker) or is_norm(maker) or keeps_order(maker.name)) or not maker.given:
+                return Projection(one, maker, frame, strides)
+            if maker.copy is not None:
+                before = find_strides_before(strides, maker.copy, maker.name in REPEATS)
+                if before is None:
+                    return None
+                strides = before
+            elif not (is_activation(maker) or is_norm(maker) or keeps_order(maker.name)) or not maker.given:
                 return None
             one = maker.given[maker.sizes.index(max(maker.sizes))]
     return None
@@ -383,7 +391,7 @@ def find_projection(frames: list[ModuleFrame], x: TensorOrRef) -> Projection | N
 def keeps_order(name: str) -> bool:
     """Return whether the results of a function have the order in memory of its largest argument: no copy to another one."""
     is_by_entry = infer_role(name) in (Role.NONLINEAR, Role.POWER, Role.ADD, Role.MULTIPLY)
-    return is_by_entry or strip_affixes(name) in VIEWED | CONVERSIONS | {"masked_fill", "where"}
+    return is_by_entry or strip_affixes(name) in VIEWED | CONVERSIONS | EXPANDS | {"masked_fill", "where"}
 
 
 def has_features_last(projection: Projection) -> bool | None:

@@ -6,6 +6,7 @@ running sum over the keys, later keys have 0. r_i is what the layer multiplied i
 
 import math
 import weakref
+from collections.abc import Sequence
 from itertools import permutations
 from typing import NamedTuple
 
@@ -108,9 +109,11 @@ def list_token_orders(
     )
     orders: list[tuple[Projection | None, bool | None]] = []
     for x, dims, tokens, features in parts:
-        of_tokens, of_features = (find_stride(table, x, dims, axes) for axes in (tokens, features))
+        projection = find_projection(frames, x)
+        strides = x.stride() if projection is None else projection.strides
+        of_tokens, of_features = (find_stride(table, strides, dims, axes) for axes in (tokens, features))
         are_rows = None if of_tokens is None or of_features is None else of_tokens > of_features
-        orders.append((find_projection(frames, x), are_rows))
+        orders.append((projection, are_rows))
     return orders
 
 
@@ -118,17 +121,17 @@ def sums_features(frames: list[ModuleFrame], product: LabelledProduct, x: Tensor
     """Return whether a product sums its operand x over features that a layer has made, as of keys, and not over tokens."""
     projection = find_projection(frames, x)
     is_last = None if projection is None else has_features_last(projection)
-    if is_last is None:
+    if projection is None or is_last is None:
         return False
-    own = [*zip(product.labels[product.find_place(x)], x.stride(), x.shape, strict=True)]
+    own = [*zip(product.labels[product.find_place(x)], projection.strides, x.shape, strict=True)]
     summed = [stride for label, stride, size in own if label not in product.result and size > 1]
     kept = [stride for label, stride, size in own if label in product.list_rows(product.find_place(x)) and size > 1]
     return bool(summed and kept) and ((max(summed) < min(kept)) if is_last else (min(summed) > max(kept)))
 
 
-def find_stride(table: AxisTable, x: Tensor, dims: Dims, axes: set[int]) -> int | None:
-    """Return the least stride of the dimensions of x with some axes; None if it has none of them."""
-    own = zip(x.stride(), table.expand_dims(dims), strict=True)
+def find_stride(table: AxisTable, strides: Sequence[int], dims: Dims, axes: set[int]) -> int | None:
+    """Return the least stride of the dimensions of a tensor with some axes; None if it has none of them."""
+    own = zip(strides, table.expand_dims(dims), strict=True)
     return min((stride for stride, one in own if axes & set(one)), default=None)
 
 

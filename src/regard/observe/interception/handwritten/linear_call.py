@@ -75,10 +75,11 @@ def find_shared_heads(table: AxisTable, roles: ChainRoles, axes: set[int]) -> se
 
     Tokens have as many dimensions in queries as in keys. A layer has made the queries of all heads of a token as its features.
     """
-    own = [(x, one) for x, one in zip(roles.q.stride(), map(set, table.expand_dims(roles.q_dims)), strict=True) if one & axes]
+    projection = find_projection(STATE.frames, roles.q)
+    strides = roles.q.stride() if projection is None else projection.strides
+    own = [(x, one) for x, one in zip(strides, map(set, table.expand_dims(roles.q_dims)), strict=True) if one & axes]
     count = len(own) - max(sum(bool(roles.keys & {*one}) for one in table.expand_dims(roles.k_dims)), 1)
-    projection = find_projection(STATE.frames, roles.q) if count > 0 else None
-    is_last = None if projection is None else has_features_last(projection)
+    is_last = None if projection is None or count <= 0 else has_features_last(projection)
     own.sort(key=lambda pair: pair[0], reverse=not is_last)
     return set() if is_last is None else axes & {axis for _, one in own[:count] for axis in one}
 

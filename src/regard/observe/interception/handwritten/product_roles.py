@@ -237,7 +237,8 @@ def sums_tokens(traces: Traces, frames: list[ModuleFrame], trace: Trace) -> bool
         is_last = None if projection is None else has_features_last(projection)
         own, of_scores = list_axes(traces.table, dims), list_axes(traces.table, form.dims)
         of_both = list_axes(traces.table, form.a_dims) & list_axes(traces.table, form.b_dims)
-        summed, kept = (find_stride(traces.table, x, dims, axes) for axes in (own - of_scores, own - of_both))
+        strides = x.stride() if projection is None else projection.strides
+        summed, kept = (find_stride(traces.table, strides, dims, axes) for axes in (own - of_scores, own - of_both))
         if is_last is not None and summed is not None and kept is not None:
             found.add((summed > kept) == is_last)
     return (True in found) if found else None

@@ -17,9 +17,9 @@ def sums_tokens(
     `layout` is x, or has its strides if it was freed, with these labels: batch, tokens and features lie in memory as the layer
     wrote them. Running sums may be over the first axis, and others if a module states that no batch is first.
     """
-    projection = find_projection(frames, x)
+    projection = find_projection(frames, x, layout.stride())
     is_last = None if projection is None else has_features_last(projection)
-    own = [*zip(labels, layout.stride(), layout.shape, strict=True)]
+    own = [*zip(labels, layout.stride() if projection is None else projection.strides, layout.shape, strict=True)]
     summed = {stride: size for label, stride, size in own if label in keys and size > 1}
     kept = {stride: size for label, stride, size in own if label not in keys and size > 1}
     if is_last is None or not kept or not summed:
