@@ -530,6 +530,33 @@ def multiply(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return q @ (k.mT @ v)
 
 
+REPEATED: dict[str, Form] = {  # products of the keys and values of one head, for all heads of queries
+    "repeated": lambda q, k, v: q @ (k[:, :1].mT @ v[:, :1]).repeat(1, H, 1, 1),
+    "expanded": lambda q, k, v: q @ (k[:, :1].mT @ v[:, :1]).expand(-1, H, -1, -1),
+    "repeated by each": lambda q, k, v: q @ (k[:, :1].mT @ v[:, :1]).repeat_interleave(H, 1),
+}
+
+
+@pytest.mark.parametrize("form", REPEATED)
+@pytest.mark.parametrize("feature_map", [nn.Identity(), F.softplus])
+def test_products_of_keys_with_values_may_be_repeated_for_heads_of_queries(form, feature_map):
+    mixer = Mixer(REPEATED[form], feature_map)
+    recording, _ = record_and_compare(mixer, lambda m: m(torch.randn(B, T, 11)))
+    (call,) = recording.calls
+    found = call.map.dense() @ mixer.values[:, :1]
+    torch.testing.assert_close(found.expand_as(mixer.output), mixer.output, rtol=0, atol=EQUAL)
+
+
+def join_states(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return q @ torch.stack([k[:, n].mT @ v[:, n] for n in range(H)], 1)
+
+
+def test_products_that_are_joined_of_those_of_each_head_are_missed():
+    recording, _ = record_and_compare(Mixer(join_states, F.softplus), lambda m: m(torch.randn(B, T, 11)), missing=True)
+    assert not recording.calls
+    assert "linear attention" in recording.missed[0].reason
+
+
 @pytest.mark.parametrize("form", LAYOUTS)
 def test_queries_keys_and_values_of_layers_may_be_copied_before_they_are_multiplied(form):
     check_map(Mixer(LAYOUTS[form], nn.Identity()), torch.randn(B, T, 11))

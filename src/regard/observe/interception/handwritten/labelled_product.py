@@ -29,6 +29,10 @@ class LabelledProduct(NamedTuple):
         operands = zip(self.operands, self.labels, strict=True)
         return max(x.shape[labels.index(label)] for x, labels in operands if label in labels)
 
+    def count_results(self) -> int:
+        """Return the number of entries of the result."""
+        return math.prod(map(self.get_size, self.result))
+
     def sums_several(self) -> bool:
         """Return whether each entry of the result is a sum of several products."""
         labels = [label for one in self.labels for label in one if label not in self.result]

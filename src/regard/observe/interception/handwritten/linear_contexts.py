@@ -30,6 +30,7 @@ from regard.observe.interception.handwritten.tensor_axes import AxisTable
 from regard.observe.interception.handwritten.traces import Trace
 from regard.observe.interception.handwritten.undivided_contexts import PARTS
 from regard.observe.interception.handwritten.unnormalized_call import ActivatedCall
+from regard.observe.interception.handwritten.windows import list_joined
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.provenance import LIKE_ANOTHER, ModuleFrame
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
@@ -263,6 +264,7 @@ def has_feature_map(frames: list[ModuleFrame], k: Tensor, x: Tensor) -> bool:
 
 
 def multiplies_features(frames: list[ModuleFrame], x: Tensor) -> bool:
-    """Return whether x was made of a product of a feature map with other tokens."""
-    meeting = find_meeting(frames[-1], weakref.ref(x), x.numel())
-    return meeting is not None and any(is_feature_map(frames, one) for one in meeting[1])
+    """Return whether x was made of a product of a feature map with other tokens, or joined of such products."""
+    parts = list_joined(frames[-1], (weakref.ref(x), x.numel()))
+    meetings = [find_meeting(frames[-1], *part) for part in parts]
+    return all(one is not None and any(is_feature_map(frames, given) for given in one[1]) for one in meetings)

@@ -14,6 +14,7 @@ from regard.observe.interception.handwritten.divided_exponentials import find_ex
 from regard.observe.interception.handwritten.edge_call import is_edge_softmax
 from regard.observe.interception.handwritten.edge_softmax import EdgeExponentials, is_one_hot, skip_layouts
 from regard.observe.interception.handwritten.entry_products import EntryProducts
+from regard.observe.interception.handwritten.entry_sources import drop_repeats
 from regard.observe.interception.handwritten.gated_sums import MOVED, GatedSums
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
 from regard.observe.interception.handwritten.head_mixing import is_head_mixing, mix_heads
@@ -105,6 +106,9 @@ class ProductTracker(WeightTracker):
                     self.drop(y)
                     return None
                 product_of_scores, factors = separate_factors(name, args, kwargs, x)
+                distinct = drop_repeats(self.table, x, trace, product_of_scores)
+                if distinct[2] is not None and distinct[2].count_results() == y.numel():  # else both operands were repeated
+                    x, trace, product_of_scores = distinct
                 may_be_states = sums_tokens(self, frames, trace) is not False  # products of keys with values
                 if may_be_states and self.linear.start_call(frames, self.table, name, product_of_scores, factors, x, trace, y):
                     self.drop(y)
