@@ -86,7 +86,9 @@ class HandwrittenTracker(ProductTracker):
         if name == "einsum" and is_followable(result) and self.follow_gated_sum(frames, name, args, kwargs, result):
             self.drop(result)
             return None
-        products = split_einsum(args, lambda x: self.find(x) is not None) if name == "einsum" and len(args) > 3 else None
+        products = None
+        if name == "einsum" and len(args) > 3:
+            products = split_einsum(args, lambda x: self.find(x) is not None, lambda x: not has_tokens(frames[-1], x))
         if products is not None and is_followable(result):
             found = len(self.linear.found)
             call = self.follow_products(frames, products, result)
@@ -105,7 +107,10 @@ class HandwrittenTracker(ProductTracker):
         """Follow the products of two tensors that an einsum amounts to; return the call that the last completes, or None."""
         call, x, last = None, einsum.operands[0], len(einsum.operands) - 1
         for n, (equation, other) in enumerate(einsum.list_products(), 1):
-            y = result if n == last else torch.einsum(equation, x.detach(), other.detach())
+            y = result
+            if n < last:
+                y = torch.einsum(equation, x.detach(), other.detach()).contiguous()
+                frames[-1].log_operation((equation, x, other), {}, y, "einsum")
             call = self.follow_function(frames, torch.einsum, "einsum", Role.PRODUCT, (equation, x, other), {}, y)
             x = y
         return call

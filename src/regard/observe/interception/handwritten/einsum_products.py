@@ -2,6 +2,7 @@
 
 The quadratic form of Mamba-2 multiplies scores by a table of decays for each pair of tokens,
 ``einsum("bin,bjn,bij,bjd->bid", q, k, decays, v)``. https://arxiv.org/abs/2405.21060 Linear attention has no such table.
+Bilinear scores have a matrix of weights between the tokens, ``einsum("bid,hde,bje->bhij", x, weights, y)``.
 """
 
 import string
@@ -41,7 +42,9 @@ class EinsumProducts(NamedTuple):
             own = kept
 
 
-def split_einsum(args: Any, is_followed: Callable[[Tensor], bool]) -> EinsumProducts | None:
+def split_einsum(
+    args: Any, is_followed: Callable[[Tensor], bool], is_weight: Callable[[Tensor], bool]
+) -> EinsumProducts | None:
     """Return the operands of an einsum in the order in which attention multiplies them; None if it is no attention.
 
     It has a table of decays, or is a product of three matrices in a row. Values have labels of their own in the result; queries
@@ -55,6 +58,11 @@ def split_einsum(args: Any, is_followed: Callable[[Tensor], bool]) -> EinsumProd
     chain = find_chain(labels, result)
     if chain is not None and not is_followed(operands[chain[0]]):  # else the first product completes a call, too
         return EinsumProducts([operands[n] for n in chain], [labels[n] for n in chain], result, result, has_values=True)
+    if (bilinear := find_bilinear_scores(labels, result)) is not None:
+        chosen = [operands[n] for n in bilinear]
+        if [is_weight(x) for x in chosen] == [False, True, False]:
+            own = [labels[n] for n in bilinear]
+            return EinsumProducts(chosen, own, result, list(dict.fromkeys((*own[0], *own[1]))), has_values=False)
     values = [n for n, one in enumerate(labels) if any(counts[label] == 1 and label in result for label in one)]
     of_values = {label for n in values for label in labels[n]}
     places = [n for n in range(len(labels)) if n not in values]
@@ -102,6 +110,23 @@ def find_chain(labels: list[Labels], result: Labels) -> tuple[int, int, int] | N
         is_whole = of_k <= of_q | of_v and (of_q & of_v) <= of_k & kept
         if are_summed and is_whole and rows and width and result.index(rows[0]) < result.index(width[0]):
             return k, v, q
+    return None
+
+
+def find_bilinear_scores(labels: list[Labels], result: Labels) -> tuple[int, int, int] | None:
+    """Return the places of tokens, a matrix and tokens, three operands whose product is scores of the tokens; None for others.
+
+    The matrix is multiplied with the features of both; queries have the label that stands first in the result.
+    """
+    for x, matrix, y in permutations(range(3)) if len(labels) == 3 else ():
+        one, other, between = ({*labels[n]} for n in (x, y, matrix))
+        rows, columns = ([label for label in result if label in a - b - between] for a, b in ((one, other), (other, one)))
+        has_features = all(len(between & a) == len(between & a - b - {*result}) == 1 for a, b in ((one, other), (other, one)))
+        are_scores = (
+            len(rows) == len(columns) == 1 and one | other <= {*result} | between and between - one - other <= {*result}
+        )
+        if has_features and are_scores and result.index(rows[0]) < result.index(columns[0]):
+            return x, matrix, y
     return None
 
 

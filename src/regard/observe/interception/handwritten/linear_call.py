@@ -12,7 +12,7 @@ from regard.observe.interception.handwritten.ancestor_search import find_project
 from regard.observe.interception.handwritten.axis_groups import Groups, count_tokens, split_batch
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct
 from regard.observe.interception.handwritten.linear_attention import TITLE, ChainRoles, list_axes, select_axes
-from regard.observe.interception.handwritten.score_form import ScoreStep, StepKind
+from regard.observe.interception.handwritten.score_form import ScoreForm, ScoreStep, StepKind
 from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims
 from regard.observe.interception.handwritten.traces import Trace
 from regard.observe.interception.plain_tensors import UnreadableError
@@ -70,11 +70,17 @@ class LinearCall:
             raise UnreadableError(f"its formula differs from its output by {float(difference.nan_to_num(0).amax()):.2g}")
 
 
-def find_shared_heads(table: AxisTable, roles: ChainRoles, axes: set[int]) -> set[int]:
+def find_shared_heads(table: AxisTable, roles: ChainRoles, axes: set[int], form: ScoreForm | None) -> set[int]:
     """Return those of some axes of queries alone that are heads with the same keys; none if that is not known.
 
-    Tokens have as many dimensions in queries as in keys. A layer has made the queries of all heads of a token as its features.
+    Tokens have as many dimensions in queries as in keys. A layer has made the queries of all heads of a token as its features,
+    unless keys have an axis of heads of size 1.
     """
+    if form is not None and form.a.dim() == form.b.dim() == len(form.dims):
+        matrices = zip(*(table.expand_dims(dims[:-2]) for dims in (form.a_dims, form.b_dims, form.dims)), strict=True)
+        broadcast = {axis for a, b, axes_of_scores in matrices if not (a and b) for axis in axes_of_scores}
+        if broadcast & axes:
+            return broadcast & axes
     projection = find_projection(STATE.frames, roles.q)
     strides = roles.q.stride() if projection is None else projection.strides
     own = [(x, one) for x, one in zip(strides, map(set, table.expand_dims(roles.q_dims)), strict=True) if one & axes]
@@ -103,8 +109,11 @@ def split_channels(table: AxisTable, dims: Dims, queries: Axes) -> tuple[Axes, A
     return batch, tuple(axis for axes in rows for axis in axes)
 
 
-def group_axes(table: AxisTable, roles: ChainRoles) -> tuple[Groups, Axes]:
-    """Return the groups of axes of a call, and the features of queries and keys. Heads that share keys are the last ones."""
+def group_axes(table: AxisTable, roles: ChainRoles, form: ScoreForm | None) -> tuple[Groups, Axes]:
+    """Return the groups of axes of a call, and the features of queries and keys. Heads that share keys are the last ones.
+
+    form is that of the first product.
+    """
     dims = roles.dims
     own, of_keys, of_values = (
         list_axes(table, one) - roles.features - roles.keys for one in (roles.q_dims, roles.k_dims, roles.v_dims)
@@ -114,7 +123,7 @@ def group_axes(table: AxisTable, roles: ChainRoles) -> tuple[Groups, Axes]:
     features, keys = (select_axes(table, roles.k_dims, one) for one in (roles.features, roles.keys))
     is_by_channel, shared = not (features or width), set[int]()
     if not is_by_channel:
-        shared = own - batch if running else find_shared_heads(table, roles, own - batch)
+        shared = own - batch if running else find_shared_heads(table, roles, own - batch, form)
     queries = select_axes(table, dims, running or own - batch - shared)
     rows = [(n, axes) for n, one in enumerate(dims) if (axes := select_axes(table, (one,), batch))]
     axes_of_queries = [one for one in table.expand_dims(roles.q_dims) if not batch | roles.features >= {*one}]
@@ -138,7 +147,7 @@ def read_call(
     """
     if product.added is not None:
         raise UnreadableError(CHANGED.format("an addition"))
-    groups, features = group_axes(table, roles)
+    groups, features = group_axes(table, roles, trace.form)
     first, queries, keys = (groups.batch, groups.heads), groups.queries, groups.keys
     four = (*first, queries, groups.width)
     outputs = table.arrange(y.detach(), roles.dims, four).clone()  # y may be written into, as by a residual connection
