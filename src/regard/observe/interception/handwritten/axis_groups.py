@@ -45,7 +45,8 @@ def find_groups(
     labels = product.labels[place]
     keys = tuple(axis for label, axes in zip(labels, own, strict=True) if label not in product.result for axis in axes)
     row_axes = [axes for label, axes in zip(labels, own, strict=True) if label in product.result and axes]
-    queries = find_queries(weights.form, table, keys)
+    form = weights.form if weights.activated is None else weights.activated.form
+    queries = find_queries(form, table, keys)
     if queries is not None and not other >= set(queries):  # where the batch shares its keys, only queries and values have it
         queries = tuple(axis for axis in queries if axis not in other)
     if queries is None:
@@ -62,7 +63,7 @@ def find_groups(
     has_heads_alone = len(given) == 1 and is_shared_by_batch(product, place, weights, dims)
     tokens = count_tokens(table, queries, keys)
     values = product.operands[1 - place], dims[1 - place]
-    found = join_queries_to_heads(table, batch, queries)
+    found = join_queries_to_heads(table, batch, queries, other)
     if found is not None:
         queries = ()
     elif weights.pairs and not has_heads_alone:
@@ -84,8 +85,10 @@ def split_as_made(table: AxisTable, given: list[Axes], x: Tensor, dims: Dims) ->
     return split_folded_heads(table, given, folded)
 
 
-def join_queries_to_heads(table: AxisTable, batch: list[Axes], queries: Axes) -> tuple[Axes, Axes] | None:
+def join_queries_to_heads(table: AxisTable, batch: list[Axes], queries: Axes, other: set[int]) -> tuple[Axes, Axes] | None:
     """Return the axes of batch and of heads where `queries` are heads, which share keys that each token has for itself.
+
+    Keys have the axes `other`.
 
     So it is where they make a number of heads that a module states, alone or with one axis behind the first, and nothing else
     does. None for any other queries.
@@ -96,7 +99,7 @@ def join_queries_to_heads(table: AxisTable, batch: list[Axes], queries: Axes) ->
     if len(batch) < 2 or count == 1 or has_heads:
         return None
     place = next((n for n, size in enumerate(sizes) if n and size > 1 and size * count in head_counts), None)
-    has_tokens = any(size > 1 for n, size in enumerate(sizes) if n not in (0, place))
+    has_tokens = any(other.intersection(axes) for n, axes in enumerate(batch) if n not in (0, place))
     if not has_tokens or (place is None and count not in head_counts):
         return None
     heads = () if place is None else batch[place]

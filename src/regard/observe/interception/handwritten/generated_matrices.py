@@ -15,6 +15,7 @@ from regard.observe.interception.handwritten.ancestor_search import (
     walk_back,
 )
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct
+from regard.observe.interception.handwritten.score_form import is_broadcast
 from regard.observe.interception.provenance import ModuleFrame, Operation
 
 
@@ -35,7 +36,8 @@ def multiplies_generated_matrix(frames: list[ModuleFrame], product: LabelledProd
     place = are_made.index(True)
     others = [product.get_size(label) for label in product.labels[place] if label not in batch]
     has_rows = any(product.get_size(label) > 1 for label in product.list_rows(place))
-    return has_rows and sizes[-1] not in others
+    is_of_token = not is_broadcast(product, batch[-1])  # else all queries share it, as the keys of all heads
+    return has_rows and is_of_token and sizes[-1] not in others
 
 
 def is_stored_by_row(product: LabelledProduct, place: int, batch: list[Hashable]) -> bool:

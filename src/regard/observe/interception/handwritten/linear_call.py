@@ -8,10 +8,10 @@ from torch import Tensor
 from regard.map.linear_recurrence import LinearRecurrence
 from regard.map.scored_matrix import IDENTITY, ScoredMatrix
 from regard.mechanism.scores import score_dtype
-from regard.observe.interception.handwritten.ancestor_search import find_projection, has_features_last
 from regard.observe.interception.handwritten.axis_groups import Groups, count_tokens, split_batch
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct
 from regard.observe.interception.handwritten.linear_attention import TITLE, ChainRoles, list_axes, select_axes
+from regard.observe.interception.handwritten.query_axes import find_row_axes
 from regard.observe.interception.handwritten.score_form import ScoreForm, ScoreStep, StepKind
 from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims
 from regard.observe.interception.handwritten.traces import Trace
@@ -73,21 +73,15 @@ class LinearCall:
 def find_shared_heads(table: AxisTable, roles: ChainRoles, axes: set[int], form: ScoreForm | None) -> set[int]:
     """Return those of some axes of queries alone that are heads with the same keys; none if that is not known.
 
-    Tokens have as many dimensions in queries as in keys. A layer has made the queries of all heads of a token as its features,
-    unless keys have an axis of heads of size 1.
+    A layer has made the queries of all heads of a token as its features, or keys have an axis of heads of size 1.
     """
+    found = find_row_axes(STATE.frames, table, roles.q, roles.q_dims)
+    if found is not None and found.rows & axes:
+        return {*table.expand_axes((*axes,))} - found.rows
     if form is not None and form.a.dim() == form.b.dim() == len(form.dims):
         matrices = zip(*(table.expand_dims(dims[:-2]) for dims in (form.a_dims, form.b_dims, form.dims)), strict=True)
-        broadcast = {axis for a, b, axes_of_scores in matrices if not (a and b) for axis in axes_of_scores}
-        if broadcast & axes:
-            return broadcast & axes
-    projection = find_projection(STATE.frames, roles.q)
-    strides = roles.q.stride() if projection is None else projection.strides
-    own = [(x, one) for x, one in zip(strides, map(set, table.expand_dims(roles.q_dims)), strict=True) if one & axes]
-    count = len(own) - max(sum(bool(roles.keys & {*one}) for one in table.expand_dims(roles.k_dims)), 1)
-    is_last = None if projection is None or count <= 0 else has_features_last(projection)
-    own.sort(key=lambda pair: pair[0], reverse=not is_last)
-    return set() if is_last is None else axes & {axis for _, one in own[:count] for axis in one}
+        return axes & {axis for a, b, axes_of_scores in matrices if not (a and b) for axis in axes_of_scores}
+    return set()
 
 
 def is_causal_table(table: AxisTable, step: ScoreStep, queries: Axes, keys: Axes) -> bool:

@@ -18,6 +18,7 @@ from regard.observe.interception.handwritten.edge_softmax import scores_neighbor
 from regard.observe.interception.handwritten.entry_products import Factors
 from regard.observe.interception.handwritten.entry_sources import add_sink
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct
+from regard.observe.interception.handwritten.query_axes import share_keys
 from regard.observe.interception.handwritten.score_form import StepKind, start_form
 from regard.observe.interception.handwritten.traces import PickedKeys, Traced, TraceKind, Traces, join_roots
 from regard.observe.interception.handwritten.windows import is_row_for_each_token
@@ -46,6 +47,7 @@ class ScoreTracker(Traces):
         if form is not None and len(form.dims) != y.dim():
             form = None
         if form is not None and product is not None:
+            form = share_keys(frames, self.table, form)
             axes = dict(zip(product.result, form.dims, strict=True))
             for factor, labels in factors or []:
                 form = form.add_step(StepKind.MULTIPLY, factor, tuple(axes[label] for label in labels))

@@ -1,0 +1,112 @@
+"""Heads that share keys are told from tokens, wherever queries have the two, and in one axis with each other."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from observe.recording_checks import EQUAL, record_and_compare
+
+H, T, S, C, D = 3, 5, 6, 7, 4
+Form = Callable[["MultiQuery", Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def fold_heads_behind_tokens(layer: "MultiQuery", q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    weights = layer.weigh(q.flatten(1, 2) @ k.mT)
+    return weights.unflatten(1, (-1, H)).transpose(1, 2), (weights @ v).unflatten(1, (-1, H))
+
+
+def fold_heads_before_tokens(layer: "MultiQuery", q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    weights = layer.weigh(q.transpose(1, 2).reshape(len(q), -1, D) @ k.mT)
+    return weights.unflatten(1, (H, -1)), (weights @ v).unflatten(1, (H, -1)).transpose(1, 2)
+
+
+def keep_heads_behind_tokens(layer: "MultiQuery", q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    weights = layer.weigh(torch.einsum("bihd,bjd->bihj", q, k))
+    return weights.transpose(1, 2), torch.einsum("bihj,bjd->bihd", weights, v)
+
+
+def put_heads_before_tokens(layer: "MultiQuery", q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    weights = layer.weigh(torch.einsum("bihd,bjd->bhij", q, k))
+    return weights, torch.einsum("bhij,bjd->bihd", weights, v)
+
+
+def broadcast_keys_to_heads(layer: "MultiQuery", q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    weights = layer.weigh(q.transpose(1, 2) @ k.mT[:, None])
+    return weights, (weights @ v[:, None]).transpose(1, 2)
+
+
+def broadcast_keys_to_tokens(layer: "MultiQuery", q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    weights = layer.weigh(q @ k.mT[:, None])
+    return weights.transpose(1, 2), weights @ v[:, None]
+
+
+FORMS: list[Form] = [
+    fold_heads_behind_tokens,
+    fold_heads_before_tokens,
+    keep_heads_behind_tokens,
+    put_heads_before_tokens,
+    broadcast_keys_to_heads,
+    broadcast_keys_to_tokens,
+]
+ACTIVATIONS = {"softmax": lambda s: s.softmax(-1), "relu": torch.relu, "scaled": lambda s: s / S}
+
+
+class MultiQuery(nn.Module):
+    """Queries of several heads, and keys and values that these share; a module may state the number of heads."""
+
+    def __init__(self, form: Form, activation: str, is_stated: bool) -> None:
+        super().__init__()
+        self.form, self.weigh, self.q, self.kv = form, ACTIVATIONS[activation], nn.Linear(C, H * D), nn.Linear(C, 2 * D)
+        self.weights = torch.empty(0)
+        if is_stated:
+            self.num_heads = H
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        k, v = self.kv(x if context is None else context).chunk(2, -1)
+        weights, output = self.form(self, self.q(x).unflatten(-1, (H, D)), k, v)
+        self.weights = weights.detach()
+        return output.flatten(2)
+
+
+@pytest.mark.parametrize("is_cross", [False, True])
+@pytest.mark.parametrize("is_stated", [False, True])
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("form", FORMS, ids=lambda one: one.__name__)
+def test_heads_that_share_keys_are_heads_in_every_layout(form, activation, batch, is_stated, is_cross):
+    layer, x = MultiQuery(form, activation, is_stated).double(), torch.randn(batch, T, C, dtype=torch.float64)
+    context = [torch.randn(batch, S, C, dtype=torch.float64)] if is_cross else []
+    recording, _ = record_and_compare(layer, lambda m: m(x, *context))
+    (call,) = recording.calls
+    torch.testing.assert_close(call.map.dense(), layer.weights, rtol=0, atol=EQUAL)
+    assert not recording.notes
+
+
+@pytest.mark.parametrize("form", FORMS[:4], ids=lambda one: one.__name__)
+def test_heads_of_a_single_token_are_heads(form):
+    layer, context = MultiQuery(form, "softmax", is_stated=False).double(), torch.randn(2, S, C, dtype=torch.float64)
+    recording, _ = record_and_compare(layer, lambda m: m(torch.randn(2, 1, C, dtype=torch.float64), context))
+    torch.testing.assert_close(recording.calls[0].map.dense(), layer.weights, rtol=0, atol=EQUAL)
+
+
+class Places(nn.Module):
+    """Queries in two axes of places, and keys in one that fewer places make up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.kv, self.weights = nn.Linear(C, D), nn.Linear(C, 2 * D), torch.empty(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        k, v = self.kv(x.mean(1)).chunk(2, -1)
+        weights = torch.einsum("bxyd,bkd->bxyk", self.q(x), k).softmax(-1)
+        self.weights = weights.flatten(1, 2).unsqueeze(1).detach()
+        return torch.einsum("bxyk,bkd->bxyd", weights, v)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_two_axes_of_places_are_queries_and_no_heads(batch):
+    layer = Places().double()
+    recording, _ = record_and_compare(nn.Sequential(layer), lambda m: m(torch.randn(batch, 3, 5, C, dtype=torch.float64)))
+    torch.testing.assert_close(recording.calls[0].map.dense(), layer.weights, rtol=0, atol=EQUAL)
