@@ -66,7 +66,7 @@ def main() -> None:
 def read_digit(digit: int) -> tuple[regard.Recording, Pixels]:
     """Return the included model's recording of an example, and the image as it saw it."""
     model = load_image_model("digits")
-    recording, seen, _ = record_image(model, load_image(INCLUDED["digits"] / f"{digit}.png"))
+    recording, seen, *_ = record_image(model, load_image(INCLUDED["digits"] / f"{digit}.png"))
     return recording, seen
 
 

@@ -83,6 +83,8 @@ def test_the_recording_the_page_and_the_figure_are_of_the_same_query(capsys, pla
     page = files["page"].read_text(encoding="utf-8")
     assert "data:image/png;base64," in page
     assert '"grids"' in page
+    assert re.search(r'"number": ?"the logit of (cat|dog)"', page)
+    assert page.count("/pull?kind=self") == 2
     with Image.open(files["figure"]) as drawn:
         assert drawn.width > 500
 

@@ -19,6 +19,8 @@ from surface.wrong import CHOICE, COUNT, MASK, NUMBER, OBJECT, SCALARS, STRANGE,
 SIZE = COUNT | SIZES
 FLAG = SCALARS | constant(a_number=1)
 IMAGE = without(SCALARS, "none", "an empty list") | constant(a_number=3, no_file="nothing.png")
+ATTRIBUTION = without(OBJECT, "none")
+NAME = without(OBJECT, "a string", "a long string", "a lone surrogate")
 OPTIONAL_HEAD = without(
     HEAD, "an empty list", "a list", "out of range", "before the first", "huge", "negative and huge", "beyond floats"
 )
@@ -233,7 +235,7 @@ CALLS = [
         "page",
         regard.page,
         lambda: {"recording": record_layer(), "path": folder() / "page.html"},
-        {"recording": OBJECT, "path": PATH, "scores": OWN_SCORES, "image": IMAGE},
+        {"recording": OBJECT, "path": PATH, "scores": OWN_SCORES, "image": IMAGE, "attribution": ATTRIBUTION, "number": NAME},
     ),
     Call(
         "serve",
@@ -246,6 +248,9 @@ CALLS = [
             "text": without(SCALARS, "none", "a string", "a long string", "a lone surrogate"),
             "open_browser": FLAG,
             "scores": OWN_SCORES,
+            "image": IMAGE,
+            "attribution": ATTRIBUTION,
+            "number": without(NAME, "none"),
         },
     ),
 ]

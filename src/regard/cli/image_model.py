@@ -77,14 +77,14 @@ class ImageModel:
         """Run the model and return its output."""
         return self.model(**{INPUT: found.to(next(self.model.parameters()).dtype)})
 
-    def name_class(self, output: Any) -> tuple[str, float] | None:
-        """Return the likeliest class and its probability; None if the model has no classes."""
+    def find_class(self, output: Any) -> tuple[str, float, Tensor] | None:
+        """Return the likeliest class, its probability and its logit; None if the model has no classes."""
         logits = getattr(output, "logits", output)
         if not self.classes or not isinstance(logits, Tensor) or logits.dim() != 2:
             return None
-        shares = logits[0].float().softmax(-1)
+        shares = logits[0].detach().float().softmax(-1)
         best = int(shares.argmax())
-        return str(self.classes.get(best, best)), float(shares[best])
+        return str(self.classes.get(best, best)), float(shares[best]), logits[0, best]
 
 
 def load_image_model(name: str) -> ImageModel:

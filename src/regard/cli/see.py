@@ -6,9 +6,11 @@ Exit code 2 if the model, the image or the settings cannot be used.
 import argparse
 import re
 import time
+from typing import Any
 
 import torch
 from rich.text import Text
+from torch import Tensor
 
 from regard.cli.figure_file import check_figure, save_figure
 from regard.cli.image_model import ImageModel, find_example, load_image_model
@@ -35,14 +37,14 @@ def run(options: argparse.Namespace) -> int:
     check_figure(options.figure)
     pixels = load_image(find_example(options.image, options.model))
     foreign = load_image_model(options.model)
-    recording, seen, line = record_image(foreign, pixels)
+    recording, seen, line, best = record_image(foreign, pixels, has_graph=bool(options.page))
     quantity = "rollout" if options.rollout else "weights"
     shown = compute_patch_weights(recording, place[0], place[1], query, of=quantity)
     if options.out:
         recording.save(options.out)
         line += f" Saved to {options.out}."
     if options.page:
-        page(recording, options.page, image=seen)
+        page(recording, options.page, image=seen, **attribute_class(recording, best))
         line += f" Page: {options.page}."
     if options.figure:
         from regard.show.image_overlay import draw_patch_weights
@@ -63,12 +65,19 @@ def parse_patch(text: str | None) -> tuple[int, int] | None:
     return int(found[1]), int(found[2])
 
 
-def record_image(foreign: ImageModel, pixels: Pixels) -> tuple[Recording, Pixels, str]:
-    """Return the recording of a model on an image, the image as the model saw it, and sentences about both."""
+def record_image(
+    foreign: ImageModel, pixels: Pixels, has_graph: bool = False
+) -> tuple[Recording, Pixels, str, tuple[str, float, Tensor] | None]:
+    """Return the recording of a model on an image, the image as the model saw it, sentences about both, and the class.
+
+    With `has_graph` the values are kept, and the logit of the class has a gradient.
+    """
     images, seen = foreign.prepare(pixels)
     start = time.perf_counter()
     layers = int(getattr(foreign.model.config, "num_hidden_layers", 0) or 0)
-    with torch.inference_mode(), record(foreign.model) as recording, show_bar("running", lambda: len(recording.calls), layers):
+    keep = "values" if has_graph else None
+    running = record(foreign.model, keep=keep)
+    with torch.inference_mode(not has_graph), running as recording, show_bar("running", lambda: len(recording.calls), layers):
         output = foreign.run(images[:1])
     seconds = time.perf_counter() - start
     recording.model = foreign.name
@@ -77,10 +86,21 @@ def record_image(foreign: ImageModel, pixels: Pixels) -> tuple[Recording, Pixels
     sentence = f"{width} x {height} pixels as {', then '.join(sides)} patches, in {seconds:.1f} s."
     if len(images) > 1:
         sentence += f" Shown is the first of {len(images)} images that the processor makes of it."
-    best = foreign.name_class(output)
+    best = foreign.find_class(output)
     sentence += f" The model says {escape_text(best[0])} ({best[1]:.2f})." if best else ""
     lacks_processor = foreign.processor is None and foreign.name not in INCLUDED
-    return recording, seen, sentence + (" Resized without a processor, numbers from -1 to 1." if lacks_processor else "")
+    sentence += " Resized without a processor, numbers from -1 to 1." if lacks_processor else ""
+    return recording, seen, sentence, best
+
+
+def attribute_class(recording: Recording, best: tuple[str, float, Tensor] | None) -> dict[str, Any]:
+    """Return the pull on the logit of a class as arguments of regard.page; none without a class or without gradients."""
+    if best is None:
+        return {}
+    try:
+        return {"attribution": recording.attribute(best[2]), "number": f"the logit of {best[0]}"}
+    except ConfigError:  # of a kernel whose context has no gradient: the page says what the pull needs
+        return {}
 
 
 def list_grids(recording: Recording) -> list[PatchGrid]:

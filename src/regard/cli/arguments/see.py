@@ -7,7 +7,8 @@ MODEL = "digits"  # the default
 EPILOG = """\
 IMAGE is a PNG, a JPEG or another file that Pillow reads. The model runs
 unchanged; queries and keys are recorded, and every number is computed from
-them. --page writes a page on which you hover a patch to see where it looks.
+them. --page writes a page on which you hover a patch to see where it looks
+and, of a model with classes, how that moved the logit of its answer.
 
 The columns are means over the patches and the heads of a layer, of the
 attention of a patch:

@@ -21,6 +21,7 @@ from regard.observe import Recording, record
 from regard.observe.attribution import Attribution
 from regard.observe.kv_history import StoredCall
 from regard.show.page.head_pictures import THUMBNAIL_PIXELS
+from regard.show.page.image_pulls import compute_visible_rows
 from regard.show.page.memory_size import count_storage_bytes
 from regard.show.page.model_adapter import ModelAdapter, get_device
 from regard.show.page.recording_entry import HeadPlace, RecordingEntry, check_index, truncate_word
@@ -183,14 +184,9 @@ def compute_line(m: AttributionMap, heads: Sequence[int], *, q: int | None = Non
     queries, keys = m.shape[2:]
     if q is None:
         check_index("k", k or 0, keys)
-    else:
-        check_index("q", q, queries)
-    rows = torch.arange(queries) if q is None else torch.tensor([q])
-    columns = torch.tensor([k]) if q is None else torch.arange(keys)
-    h, i, j = torch.meshgrid(torch.tensor(list(heads)), rows, columns, indexing="ij")
-    index = torch.zeros_like(h), h, i, j
-    seen = m.is_visible(*index) | (m.weights[index] > 0)  # as of a weight: see exact_weights.get_map_row
-    return m[index].mean(0).flatten().masked_fill(~seen.any(0).flatten(), torch.nan)
+        return compute_visible_rows(m, heads, torch.arange(queries), torch.tensor([k])).flatten()
+    check_index("q", q, queries)
+    return compute_visible_rows(m, heads, torch.tensor([q])).flatten()
 
 
 def draw_tile(m: AttributionMap, level: int, row: int, column: int, how: str) -> Tensor:

@@ -10,7 +10,9 @@ from starlette.responses import Response
 from torch import Tensor
 
 from regard.errors import ConfigError
+from regard.map.codes import encode_weights
 from regard.map.implicit_map import ImplicitMap
+from regard.observe.rollout import rollout
 from regard.show.page import attributions, exact_weights, implicit_pictures, params
 from regard.show.page.finding import FINDINGS
 from regard.show.page.head_pictures import Alive, OpenedHead, make_thumbnails
@@ -219,6 +221,16 @@ def handle_finding(session: Session, request: Request, alive: Alive) -> Response
     return make_json_response({"finding": None if found is None else found.to_dict()})
 
 
+def handle_rollout(session: Session, request: Request, alive: Alive) -> Response:
+    """Return a row of the rollout up to a layer, as codes: how much each token counts for a query through all layers before."""
+    query, entry = request.query_params, get_entry(session, request)
+    place, q = params.parse_place(query), params.parse_integer(query, "q")
+    check_index("q", q, entry.get_shape(place)[2])
+    part = entry.get_layers(place).part
+    found = rollout(entry.recording, [q], layers=range(place.layer + 1), kind=place.kind, part=part)
+    return make_binary_response(encode_weights(found[place.b, 0].float()))
+
+
 def handle_implicit(session: Session, request: Request, alive: Alive) -> Response:
     """Return a picture of a head of a layer without a softmax: signed numbers of 32 bits, the mean or the largest in size."""
     query, entry = request.query_params, get_entry(session, request)
@@ -278,6 +290,7 @@ LONG_HANDLERS: dict[str, Callable[[Session, Request, Alive], Response]] = {  # t
     "influence": handle_influence,
     "ablation": handle_ablation,
     "finding": handle_finding,
+    "rollout": handle_rollout,
     "implicit": handle_implicit,
     "implicit_cell": handle_implicit_cell,
 }

@@ -43,16 +43,19 @@ def iterate_rollout_codes(recording: Recording, part: str | None, shapes: Sequen
 
     Nothing where its tokens differ from layer to layer, as windows do, or where the codes would take more than 8 MiB.
     """
-    if len(set(shapes)) > 1 or shapes[0][2] != shapes[0][3]:
-        return
-    if find_moved_layer(recording, range(len(shapes)), part) is not None:
-        return
     b, _, q, k = shapes[0]
-    if CODE_BYTES * len(shapes) * b * q * k > MAX_ROLLOUT_BYTES:
+    if not can_roll_out(recording, part, shapes) or CODE_BYTES * len(shapes) * b * q * k > MAX_ROLLOUT_BYTES:
         return
     for layer, found in enumerate(iterate_rollouts(recording, part)):
         for row in range(b):
             yield layer, row, encode_weights(found[row].float())
+
+
+def can_roll_out(recording: Recording, part: str | None, shapes: Sequence[Shape]) -> bool:
+    """Return whether all layers of self attention of a part have the same tokens, in the same places."""
+    if len(set(shapes)) > 1 or shapes[0][2] != shapes[0][3]:
+        return False
+    return find_moved_layer(recording, range(len(shapes)), part) is None
 
 
 def name_special_tokens(grid: PatchGrid, start: int, keys: int) -> list[str]:

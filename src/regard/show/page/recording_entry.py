@@ -23,7 +23,8 @@ from regard.observe.words import TextPair, select_axis_words
 from regard.observe.words import split_rows as by_row
 from regard.show.axis_words import choose_attention_kind
 from regard.show.page import memory_size
-from regard.show.page.image_places import GridTable, name_places
+from regard.show.page.image_places import GridTable, can_roll_out, name_places
+from regard.show.page.image_pulls import LayerKey, NumberPull, count_pull_heads
 from regard.show.page.implicit_pictures import (
     PICTURE_PIXELS,
     ImplicitLayer,
@@ -79,7 +80,8 @@ class RecordingEntry:
 
     `text` is set where the page's own model read it, so that the model can be examined on it, `ids`, (1, t), where that model
     predicts the next word, so that its gradients can be taken, and `story` where it wrote the words. `scores` are the user's
-    own scores of heads, as regard.heads takes them. `images` are the addresses of the images that the model read.
+    own scores of heads, as regard.heads takes them. `images` are the addresses of the images that the model read, `pull` is
+    what weights did to a number, which is shown in the images.
     """
 
     id: str
@@ -91,6 +93,7 @@ class RecordingEntry:
     ids: Tensor | None = None
     story: dict[str, Any] | None = None
     images: Sequence[str] = ()
+    pull: NumberPull | None = None
     other_model: str | None = None  # the name of the model that read the text, where it is not the first of the page
     head_rows: dict[tuple[str, str | None], tuple[list[Head], list[str]]] = field(default_factory=dict)  # the kinds of heads
     _maps: "OrderedDict[MapKey, tuple[AttentionMap, int]]" = field(default_factory=OrderedDict)  # with the bytes of each
@@ -129,6 +132,16 @@ class RecordingEntry:
     def described_implicit(self) -> tuple[list[ImplicitLayer], list[str]]:
         """Recorded layers without a softmax, and a sentence on each that has no map."""
         return list_implicit_layers(self.recording.last) if self.recording.runs else ([], [])
+
+    @cached_property
+    def pull_heads(self) -> dict[LayerKey, int]:
+        """How many matrices of pulls each layer has: one for each head, or one, their mean."""
+        return count_pull_heads(self.recording, self.pull, self.layer_shapes) if self.pull else {}
+
+    @property
+    def layer_shapes(self) -> dict[LayerKey, tuple[int, int, int, int]]:
+        """The axes (b, h, q, k) of each layer."""
+        return {(one.kind, one.part, n): shape for one in self.attention_layers for n, shape in enumerate(one.shapes)}
 
     def get_implicit_map(self, layer: int, b: int, head: int) -> ImplicitMap:
         """Return the map (1, 1, q, k) of a head of a layer without a softmax. Raises ConfigError where there is none."""
@@ -347,7 +360,8 @@ def summarize_patches(entry: RecordingEntry, grids: GridTable, attention: Attent
         return {}
     b, _, _, k = attention.shapes[n]
     found = grids.add_layer(entry.recording, n, attention.kind, attention.part, k)
-    return {"batch": b, "grids": found} if found else {}
+    heads = entry.pull_heads.get((attention.kind, attention.part, n), 0)
+    return {"batch": b, "grids": found, **({"pull": heads} if heads else {})} if found else {}
 
 
 def make_request(entry: RecordingEntry) -> dict[str, Any] | None:
@@ -377,12 +391,18 @@ def summarize_entry(entry: RecordingEntry) -> dict[str, Any]:
                 "unit": entry.find_unit(one),
                 "rows": entry.find_word_list(one, 0),
                 "columns": entry.find_word_list(one, 1),
+                **(
+                    {"rollout": can_roll_out(entry.recording, one.part, one.shapes)}
+                    if entry.images and one.kind == "self"
+                    else {}
+                ),
                 "layers": [summarize_layer(one, n) | summarize_patches(entry, grids, one, n) for n in range(len(one.names))],
             }
             for one in entry.attention_layers
         ],
         "implicit": summarize_implicit(entry.implicit_layers, entry.implicit_pixels, entry.find_list_name),
         **({"images": list(entry.images), "grids": grids.grids} if entry.images else {}),
+        **({"number": entry.pull.number} if entry.pull else {}),
         "words": {name: {"count": len(some), "first": select_first_words(some)} for name, some in words.items()},
         "next": entry.next_words,
         "values": any(

@@ -17,8 +17,11 @@ import uvicorn
 
 from regard.errors import ConfigError, RegardError
 from regard.observe import Recording
+from regard.observe.attribution import Attribution
 from regard.observe.head_scores import HeadOptions, UserScore
 from regard.show.page.head_pictures import load_passes
+from regard.show.page.image_entry import make_entry
+from regard.show.page.image_pulls import UNNAMED
 from regard.show.page.model_adapter import adapt_model
 from regard.show.page.routes import PageRoutes, make_application
 from regard.show.page.security import HEAD_BYTES, is_loopback
@@ -209,11 +212,15 @@ def make_server(
     scores: Sequence[UserScore] = (),
     others: Sequence[Any] = (),
     loading: StartupLoading | None = None,
+    image: Any = None,
+    attribution: Attribution | None = None,
+    number: str = UNNAMED,
 ) -> Server:
     """Make the server of a recording, of a model, or of both; the model reads `text` first where it is given.
 
     others are more models, among which the page has a choice; `loading` loads all of them, while the page says how far it is.
     scores are functions of an AttentionMap that the table of the heads shows beside its own, as regard.heads takes them.
+    image, attribution and number are of the recording, as regard.page takes them.
     Runs by run(), until a signal ends it, or in a thread of its own, in a with statement. Raises ConfigError without recording
     and model, and for a score that is not a function with a docstring.
     """
@@ -221,8 +228,11 @@ def make_server(
     model = adapter if recording is not None or subject is None else subject
     if recording is None and model is None and loading is None:
         raise ConfigError("a page needs a recording or a model: give one of them.")
+    if recording is None and (image is not None or attribution is not None):
+        raise ConfigError("image and attribution are shown beside a recording: pass one, made with regard.record(model).")
     HeadOptions(scores=scores).check()
-    session = Session(recording, version=version("regard"), scores=scores)
+    shown = None if recording is None else make_entry(recording, scores, image, attribution, number)
+    session = Session(shown, version=version("regard"), scores=scores)
 
     def use_models(models: Sequence[Any]) -> None:
         session.add_models([adapt_model(one) for one in models])

@@ -72,7 +72,7 @@ class Session:
 
     def __init__(
         self,
-        recording: Recording | None = None,
+        recording: Recording | RecordingEntry | None = None,
         adapter: ModelAdapter | TranslatorAdapter | None = None,
         version: str = "",
         scores: Sequence[UserScore] = (),
@@ -143,9 +143,11 @@ class Session:
         with self._lock:
             return [summarize_entry(self._entries[name]) for name in names if name in self._entries]
 
-    def add_recording(self, recording: Recording) -> RecordingEntry:
-        """Store a recording that all visitors see."""
-        return self.add_entry(RecordingEntry(identify_recording(recording), recording, scores=self.scores), is_listed=True)
+    def add_recording(self, recording: Recording | RecordingEntry) -> RecordingEntry:
+        """Store a recording, or the entry of one, that all visitors see."""
+        if isinstance(recording, Recording):
+            recording = RecordingEntry(identify_recording(recording), recording, scores=self.scores)
+        return self.add_entry(recording, is_listed=True)
 
     def add_entry(self, entry: RecordingEntry, is_listed: bool = False) -> RecordingEntry:
         """Store a recording, or return the one with its id; where there are too many, the oldest typed ones are removed."""
@@ -261,6 +263,10 @@ class Session:
         self, entry: RecordingEntry, place: HeadPlace, setting: str, at: int | None, token: int | None, alive: Alive
     ) -> AttributionMap:
         """Return the map (1, h, q, k) of a setting other than the weight, of all heads of a place's layer."""
+        if setting == "pull" and entry.pull is not None:
+            entry.get_shape(place)
+            layer = place.kind, entry.get_layers(place).part, place.layer
+            return entry.pull.get_map(layer).select(batch=place.b)
         self.require_attributable(entry, place)
         if setting != "carried":
             return self._attributions.get_map(entry, setting, place.layer, self.get_target(entry, at, token, alive))

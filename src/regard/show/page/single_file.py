@@ -19,15 +19,17 @@ from regard.html_repr import HtmlFragment
 from regard.map.pyramid import TILE
 from regard.mechanism.arguments import check_path
 from regard.observe import Recording
-from regard.observe.head_scores import HeadOptions, UserScore
+from regard.observe.attribution import Attribution
+from regard.observe.head_scores import UserScore
 from regard.observe.map_view import MapView
 from regard.policy_audit import Audit
-from regard.show.image_input import load_images
 from regard.show.page.audit_page import render_audit
 from regard.show.page.finding import find_finding
 from regard.show.page.head_pictures import OpenedHead, stream_head
 from regard.show.page.head_table import stream_head_table
-from regard.show.page.image_places import encode_image, iterate_rollout_codes
+from regard.show.page.image_entry import make_entry
+from regard.show.page.image_places import iterate_rollout_codes
+from regard.show.page.image_pulls import UNNAMED, iterate_pulls, limit_pull_heads
 from regard.show.page.implicit_pictures import choose_file_pixels, iterate_implicit_pictures, note_limits
 from regard.show.page.json_encoding import encode_json
 from regard.show.page.module_bundle import bundle_modules
@@ -35,7 +37,6 @@ from regard.show.page.recording_entry import AttentionLayers, HeadPlace, Recordi
 from regard.show.page.recording_id import identify_recording
 from regard.show.page.session import MAX_STEP_WORDS, get_limits, list_examples
 from regard.show.page.steps_json import compute_head_steps, get_example_steps
-from regard.show.patch_weights import require_patches
 
 STATIC = Path(__file__).parent / "static"
 MAX_PICTURES_BYTES = 32 * 2**20  # of codes, before compression
@@ -45,16 +46,26 @@ MAIN = re.compile(r'<script type="module" src="static/([^"]+)"></script>')
 NamedAnswer = tuple[str, bytes]  # the name by which the page requests an answer, and the answer
 
 
-def page(recording: Recording | Audit, path: str | Path, *, scores: Sequence[UserScore] = (), image: Any = None) -> None:
+def page(
+    recording: Recording | Audit,
+    path: str | Path,
+    *,
+    scores: Sequence[UserScore] = (),
+    image: Any = None,
+    attribution: Attribution | None = None,
+    number: str = UNNAMED,
+) -> None:
     """Write the page of a recording, or of an audit, to one .html file, which needs neither server nor network.
 
     The file holds every weight where all heads together have at most some 11 million of them (36 heads of 512 tokens, say),
     else the zoom levels from the finest that fits on, which a note states. Weights are codes of 16 bits, see regard.map.codes;
     exact ones and scores are included where the heads together have at most a million. `scores` are functions of an
     AttentionMap for the table of the heads, as regard.heads takes them. `image` is what the model saw, or a list of several: a
-    file, a PIL image, an array or a tensor; then the page shows what each patch and each word looks at in it. Raises
-    ConfigError where nothing was recorded, a score is not such a function, the tokens are not known as patches of the image, or
-    the folder of the file does not exist.
+    file, a PIL image, an array or a tensor; then the page shows what each patch and each word looks at in it. With
+    `attribution`, recording.attribute(x), it also shows how each weight moved x, which `number` names in words, such as "the
+    logit of cat": of every head, or as the mean over the heads, or not at all, where the entries would take more than 8 MiB.
+    Raises ConfigError where nothing was recorded, a score is not such a function, the tokens are not known as patches of the
+    image, the attribution is of another run, or the folder of the file does not exist.
     """
     place = Path(check_path("path", path))
     if not isinstance(recording, Audit):
@@ -66,11 +77,7 @@ def page(recording: Recording | Audit, path: str | Path, *, scores: Sequence[Use
     if isinstance(recording, Audit):
         write_text(render_audit(recording), place)
         return
-    HeadOptions(scores=scores).check()
-    images = [encode_image(pixels) for pixels in load_images(image)]
-    if images:
-        require_patches(recording)
-    write_file(RecordingEntry(identify_recording(recording), recording, scores=scores, images=images), place)
+    write_file(make_entry(recording, scores, image, attribution, number), place)
 
 
 def check_recording(recording: Recording) -> None:
@@ -114,6 +121,8 @@ def render_page(entry: RecordingEntry, wanted: str | None = None, framed: bool =
         )
     entry.implicit_pixels = choose_file_pixels(entry.implicit_layers)
     entry.notes += note_limits(entry.implicit_layers, entry.implicit_pixels)
+    entry.pull_heads, limits = limit_pull_heads(entry.pull_heads, entry.layer_shapes)
+    entry.notes += limits
     parts = [render_script(name, data) for name, data in drop_repeated(iterate_answers(entry, finest, wanted))]
     return render_document(entry, parts, framed)
 
@@ -153,6 +162,9 @@ def iterate_answers(entry: RecordingEntry, finest: int, wanted: str | None) -> I
             for layer, row, codes in iterate_rollout_codes(entry.recording, attention.part, attention.shapes):
                 named = f"kind=self&part={attention.part or ''}&b={row}&layer={layer}"
                 yield f"{entry.id}/rollout?{named}", encode_little_endian(codes, "<u2")
+    if entry.pull:
+        for (kind, part, layer), row, pulls in iterate_pulls(entry.pull, entry.pull_heads):
+            yield f"{entry.id}/pull?kind={kind}&part={part or ''}&b={row}&layer={layer}", encode_little_endian(pulls, "<f4")
     for name, picture in iterate_implicit_pictures(entry.implicit_layers, entry.implicit_pixels, entry.get_implicit_map):
         yield f"{entry.id}/{name}", encode_little_endian(picture, "<f4")
     finding = find_finding(entry, do_nothing, wanted)

@@ -1,16 +1,22 @@
 """The Image view: what a patch or a word looks at in an image, by hovering, by the keyboard and in the link."""
 
+import json
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
 
 import regard
+from observe.family import Widened
 from regard.models import GPT2
+from regard.show.page import image_pulls
+from regard.show.page.image_entry import make_entry
 from regard.show.page.model_adapter import adapt_model
 from regard.show.page.session import Session
 from regard.show.page.single_file import page as write
 from show.page.browser.page_waits import link, wait_until, wait_until_settled
-from show.page.browser.recordings import CODE
+from show.page.browser.recordings import CODE, expect_digits
 from show.vision_models import llava, make_llava, make_pixels, make_vit, record_family, swin, vit
 
 CANVAS = "document.querySelector('.image-sheet canvas')"
@@ -243,6 +249,134 @@ def test_each_of_the_images_in_one_sequence_opens_on_its_own_middle_patch(open_p
     expect_caption(page, "patch 2,1 (row, column); all patches get 1")
     page.get_by_label("next image").click()
     expect_caption(page, "patch 1,3 (row, column); all patches get 1")
+
+
+@cache
+def vit_with_pull():
+    """The ViT recorded with its graph, and the pull of its weights on a number that the class token and all layers decide."""
+    model = make_vit()
+    with Widened(), regard.record(model, keep="values") as recording:
+        output = model(pixel_values=make_pixels(15, 21)).last_hidden_state
+    return recording, recording.attribute(output[0, 0, 2] - output[0, 0, 7])
+
+
+PULL = {"image": IMAGE, "number": "the logit of cat"}
+NOTE = "document.querySelector('.image-note')"
+
+
+@pytest.fixture(scope="module", params=["live", "file"])
+def with_pull(request, serving, tmp_path_factory):
+    """The address of a page with a pull, served and in a file."""
+    recording, found = vit_with_pull()
+    if request.param == "live":
+        return serving(Session(make_entry(recording, attribution=found, **PULL)))
+    place = tmp_path_factory.mktemp("pull") / "pull.html"
+    write(recording, place, attribution=found, **PULL)
+    return place.as_uri()
+
+
+def read_links(page):
+    """The places and numbers of the strongest links, all digits."""
+    links = page.locator(".image-links .link").all()
+    return {
+        int(one.locator(".note").inner_text()): float(one.get_attribute("title").partition(",")[0].replace("\u2212", "-"))
+        for one in links
+    }
+
+
+def expect_links(page, row):
+    """The six numbers of a row that are largest in size are listed, with three digits and their signs."""
+    most = row.abs().topk(6).indices.tolist()
+    wait_until(page, f"document.querySelector('.image-links .link .note')?.textContent === '{most[0]}'")
+    assert read_links(page) == {place: expect_digits(row[place], 1e-6 * row.abs().max()) for place in most}
+
+
+@pytest.mark.parametrize(("heads", "chosen"), [("all", [0, 1, 2]), ("0,2", [0, 2]), (None, [1])])
+def test_the_pull_of_a_query_is_that_of_attribute(open_page, with_pull, heads, chosen):
+    row = vit_with_pull()[1].map(0)[0, chosen, 27].mean(0)
+    extra = f"&heads={heads}" if heads else ""
+    page = wait_until_settled(open_page(f"{with_pull}#view=image&layer=0&head=1&q=27{extra}"))
+    page.get_by_role("button", name="pull").click()
+    expect_caption(page, "how the attention of patch 3,5 (row, column) to it moves the logit of cat; all patches together ")
+    assert link(page)["of"] == "pull"
+    expect_links(page, row)
+    shown = page.locator("#caption").inner_text().partition("all patches together ")[2].replace("\u2212", "-")
+    assert float(shown) == expect_digits(row[1:].sum(), 1e-6 * row.abs().sum())
+    assert page.locator(".legend .sign.raises").inner_text() == "raises the logit of cat"
+    assert page.evaluate(f"{NOTE} === null")
+    assert page.locator("[data-control='scale log']").count() == 0
+
+
+def test_a_patch_has_the_signed_color_of_its_pull_and_the_pointer_reads_the_number(open_page, with_pull):
+    row = vit_with_pull()[1].map(0)[0, :, 0].mean(0)
+    page = wait_until_settled(open_page(f"{with_pull}#view=image&layer=0&heads=all&q=0&of=pull"))
+    expect_caption(page, "class token")
+    patches = [int(row[1:].argmax()), int(row[1:].argmin())]
+    colors = page.evaluate(
+        """patches => {
+            const canvas = document.querySelector(".image-sheet canvas"), { width, height } = canvas;
+            const { data } = canvas.getContext("2d").getImageData(0, 0, width, height);
+            const step = (n, count, size) => Math.floor((n + 0.5) * size / count);
+            const at = (n) => step(Math.floor(n / 7), 5, height) * width + step(n % 7, 7, width);
+            return patches.map((n) => [...data.slice(4 * at(n), 4 * at(n) + 3)]);
+        }""",
+        patches,
+    )
+    for patch, (red, _, blue) in zip(patches, colors, strict=True):
+        assert (blue > red) == (row[1 + patch] > 0)
+        hover(page, patch // 7, patch % 7, 5, 7)
+        expect_caption(page, f"from class token to patch {patch // 7},{patch % 7}: ")
+        shown, _, does = page.locator("#caption").inner_text().partition(f"patch {patch // 7},{patch % 7}: ")[2].partition(" ")
+        assert float(shown.replace("\u2212", "-")) == expect_digits(row[1 + patch], 1e-6 * row.abs().max())
+        assert does == ("(raises it)" if row[1 + patch] > 0 else "(lowers it)")
+        page.mouse.move(2, 2)
+        wait_until(page, "!document.querySelector('#caption').textContent.includes('from class token')")
+
+
+def test_a_query_that_the_number_does_not_depend_on_says_so(open_page, with_pull):
+    page = wait_until_settled(open_page(f"{with_pull}#view=image&layer=1&heads=all&q=27&of=pull"))
+    expect_caption(page, "moves the logit of cat; the logit of cat does not depend on it")
+
+
+def test_a_served_page_shows_the_rollout_and_the_weights_of_its_image(open_page, serving):
+    recording = vit()[0]
+    page = wait_until_settled(open_page(f"{serving(Session(make_entry(recording, image=IMAGE)))}#view=image&layer=1&q=27"))
+    assert read_largest(page) == pytest.approx(float(vit()[1][1][0, 0, 27].max()), rel=3 * CODE)
+    page.get_by_role("button", name="rollout").click()
+    expect_caption(page, "Rollout up to layer 1")
+    row = regard.rollout(recording, [27])[0, 0]
+    wait_until(page, f"Math.abs(document.querySelector('.image-links .link').title / {float(row.max())} - 1) < 0.002")
+    assert page.get_by_role("button", name="pull").count() == 0
+    assert page.locator(".image-note").inner_text().startswith("To see the pull on a number")
+
+
+def test_a_file_without_room_for_the_pull_of_each_head_has_their_mean_or_says_why_not(open_page, tmp_path, monkeypatch):
+    recording, found = vit_with_pull()
+    row = found.map(0)[0, :, 27].mean(0)
+    monkeypatch.setattr(image_pulls, "MAX_PULL_BYTES", 2 * 4 * 36**2)
+    write(recording, tmp_path / "mean.html", attribution=found, **PULL)
+    page = wait_until_settled(open_page(f"{(tmp_path / 'mean.html').as_uri()}#view=image&layer=0&head=1&q=27&of=pull"))
+    expect_caption(page, "Layer 0, mean of its 3 heads")
+    expect_links(page, row)
+    assert page.locator(".image-controls .chip").count() == 0
+    assert "the pull as the mean over the heads" in page.locator("details.told").text_content()
+    monkeypatch.setattr(image_pulls, "MAX_PULL_BYTES", 100)
+    write(recording, tmp_path / "none.html", attribution=found, **PULL)
+    page = wait_until_settled(open_page(f"{(tmp_path / 'none.html').as_uri()}#view=image&layer=0&q=27&of=pull"))
+    assert page.get_by_role("button", name="pull").count() == 0
+    assert "This file does not contain the pull" in page.locator("details.told").text_content()
+
+
+def test_the_numbers_of_the_pull_are_saved(open_page, with_pull):
+    row = vit_with_pull()[1].map(0)[0, 1, 27]
+    page = wait_until_settled(open_page(f"{with_pull}#view=image&layer=0&head=1&q=27&of=pull"))
+    expect_links(page, row)
+    page.get_by_role("button", name="Save").click()
+    with page.expect_download() as download:
+        page.get_by_role("menuitem", name="JSON").click()
+    records = json.loads(download.value.path().read_text())
+    records = records if isinstance(records, list) else records["rows"]
+    assert [one["pull"] for one in records] == pytest.approx(row.tolist(), abs=1e-6 * float(row.abs().max()))
 
 
 def test_text_and_map_name_the_patches_and_call_them_so(open_page, addresses):

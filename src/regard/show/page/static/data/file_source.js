@@ -163,6 +163,14 @@ export function createFileSource() {
       const { keys } = size(r, place);
       return readCodes((await bytes(nameRollout(r, place))).buffer).subarray(q * keys, (q + 1) * keys);
     },
+    // Return the pulls of a row, the mean of some heads, NaN where all of them hide the key.
+    async pull(r, { q, heads, ...place }) {
+      const { keys, queries, pull: count } = size(r, place);
+      const numbers = readNumbers((await bytes(namePull(r, place))).buffer);
+      const chosen = count === 1 ? [0] : heads ? String(heads).split(",").map(Number) : [place.head];
+      const read = (head, k) => numbers[(head * queries + q) * keys + k];
+      return Float32Array.from({ length: keys }, (_, k) => averageSeen(chosen.map((head) => read(head, k)).map((one) => (Number.isNaN(one) ? null : one))));
+    },
     async implicit(r, { layer, b, head, how }) {
       const found = await bytes(`${r}/implicit?layer=${layer}&b=${b}&head=${head}&how=${how}`);
       if (!found) throw new Fault("This file does not contain this head. To see all heads, run `regard serve` with the recording.");
@@ -195,6 +203,7 @@ export function createFileSource() {
 }
 
 const nameRollout = (r, { kind, part, b, layer }) => `${r}/rollout?kind=${kind}&part=${part ?? ""}&b=${b}&layer=${layer}`;
+const namePull = (r, { kind, part, b, layer }) => `${r}/pull?kind=${kind}&part=${part ?? ""}&b=${b}&layer=${layer}`;
 const formatPlace = ({ kind, part, b, layer, head }) => `kind=${kind}&part=${part ?? ""}&b=${b}&layer=${layer}&head=${head}`;
 
 // Decode base64 and decompress gzip.

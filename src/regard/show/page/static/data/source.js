@@ -30,6 +30,8 @@ function createServerSource() {
     top: (r, query, signal) => fetchJson(makeAddress(r, "top", query), { signal }),
     implicit: async (r, query, signal) => (await fetchBinary(makeAddress(r, "implicit", query), signal, readNumbers)).codes,
     implicitCell: (r, query, signal) => fetchJson(makeAddress(r, "implicit_cell", query), { signal }),
+    rollout: async (r, query, signal) => (await fetchBinary(makeAddress(r, "rollout", query), signal)).codes,
+    pull: async (r, query, signal) => (await fetchBinary(makeAddress(r, "attribution", { ...query, show: "pull" }), signal, readNumbers)).codes,
     settings: (r, signal) => fetchJson(makeAddress(r, "settings", {}), { signal }),
     target: (r, query, signal) => fetchJson(makeAddress(r, "target", query), { signal }),
     attribution: (r, query, signal) => fetchBinary(makeAddress(r, "attribution", query), signal, readNumbers),

@@ -10,7 +10,8 @@ import { quoteWord } from "./words.js";
 const FAINTEST = decodeWeight(2);
 const SHADES = 128; // on either side of 0
 
-// Return the quantity of a setting; `target` is {word} of the logit that pull and cut are about, or undefined until it is known.
+// Return the quantity of a setting; `target` is {word} of the logit that pull and cut are about, or undefined until it is known,
+// or {number}, another number in words.
 export function createQuantity(setting, target) {
   if (setting === "weight") return WEIGHT;
   return setting === "carried" ? CARRIED : createSigned(setting, target);
@@ -80,7 +81,7 @@ const CARRIED = {
 const NOUNS = { pull: "pull", cut: "change by a cut" };
 
 function createSigned(setting, target) {
-  const of = target ? `the logit of ${quoteWord(target.word)}` : "the logit";
+  const of = target?.number ?? (target ? `the logit of ${quoteWord(target.word)}` : "the logit");
   const raises = setting === "cut" ? `cutting it raises ${of}` : `raises ${of}`;
   return {
     ...NUMBERS,

@@ -8,6 +8,7 @@ export const TERMS = {
   weight: "The share of a word’s attention that another word gets; the shares of a word add up to 1.",
   carried: "How much a word passes on: its weight times the length of what it has to give, its value after the output projection.",
   pull: "How the weight moved the logit, the score of the next word: + raised it, − lowered it. It is the weight times the gradient.",
+  "pull on a number": "How each weight moved the number that was given with the page, such as a logit: + raised it, − lowered it. It is the weight times the gradient.",
   cut: "How the logit of the next word would change, to first order, if the one word could not see the other.",
   logit: "The score that a word has as the next one: the higher, the more probable. It is chosen where pull and cut are shown.",
   "skip first word": "Take the first word out: many heads attend to it when they have nothing to add. Each weight becomes its share of the attention on the other words, in the colors and in the scores.",
@@ -35,7 +36,7 @@ export const TERMS = {
 const SHOWN = ["weight", "carried", "pull", "cut", "logit"];
 const OF_VIEWS = {
   type: ["marks in words", "layer", "head", ...SHOWN, "skip first word"],
-  image: ["layer", "head", "rollout"],
+  image: ["layer", "head", "rollout", "pull on a number"],
   text: ["marks in words", "layer", "head", ...SHOWN, "head off", "skip first word", "log, linear"],
   heads: ["Probe the model", "Who may see whom?", "sort by", ...SHOWN, "skip first word", "log, linear"],
   map: ["marks in words", "layer", "head", "mean, max", "spread of each row", "score", "rank", ...SHOWN, "head off", "skip first word", "log, linear"],

@@ -1,29 +1,28 @@
 // The Image view: what a patch of an image, a class token or a word looks at in the image.
 
-import { roundCode } from "../../data/weight_codes.js";
 import { formatColor, chooseInk } from "../../drawing/color.js";
 import { isTouch } from "../../drawing/elements.js";
-import { findLargest, listStrongestLinks } from "../../drawing/strongest_links.js";
+import { listStrongestLinks } from "../../drawing/strongest_links.js";
 import { quoteWord, renderWord } from "../../drawing/words.js";
 import { renderHeadChoice } from "../text/text_controls.js";
 import { renderChoice } from "../../frame/controls.js";
 import { findImage, findImageRow } from "../../frame/image_rows.js";
-import { getSelectedHeads, nameSelectedHeads } from "../../frame/selected_word.js";
 import { drawPatches, loadImage } from "./image_canvas.js";
+import { explainNoPull, fetchNumbers, getKind, getQuantity, hasHeads, listKinds, makeQuery, nameLayer, readExactNumbers } from "./image_numbers.js";
 import { createPatchGrid, namePatch, stepPatch, NONE } from "./patch_grid.js";
 
-const LINKS = 6; // strongest links listed
-const KINDS = [["weights", "weights"], ["rollout", "rollout"]];
+const KINDS = "The weights of a layer, what reaches it through all layers before, or how the weights moved a number";
 const MAX_WORDS = 400; // tokens that are no patches, listed beside the image
 const UNPLACED = "The tokens of this layer are not known as patches of an image. Choose another layer or attention, or set recording.places.";
 const MISSING = "was not given to this page. Pass image=[...] with all images that the model read, in their order.";
 const NO_WEIGHTS = "it has no weights: it sees nothing, or they are not numbers (NaN)";
+const CONTROLS = ["attention", "layer", "row", "image"];
 
 export const view = {
   name: "image",
   title: "Image",
   question: "What does a patch or a word look at?",
-  bar: ["attention", "layer", "row", "image", "scale"],
+  bar: (state, app) => (app && getKind(app, state) === "pull" ? CONTROLS : [...CONTROLS, "scale"]), // signed numbers have a linear scale
   mount,
 };
 
@@ -33,7 +32,7 @@ const MEANT = { "class token": "which stands for the whole image" };
 export const hasImage = (summary) => Boolean(summary?.images?.length);
 
 // `it` is the state that the functions below share: the parts of the page; the grid of the layer; the query under the pointer;
-// the last request; and the answer shown: its codes and their query.
+// the last request; the answer shown, its codes and their query; that of the selected query; and the key under the pointer.
 function mount(stage, app) {
   stage.classList.add("image");
   const controls = app.el("div", { class: "image-controls" });
@@ -42,15 +41,13 @@ function mount(stage, app) {
   const words = app.el("div", { class: "image-words", role: "group", "aria-label": "Tokens that are no patches" });
   const links = app.el("div", { class: "image-links", role: "status", "aria-label": "Strongest links" });
   stage.append(controls, sheet, app.el("aside", { class: "image-side" }, words, links));
-  const it = { app, stage, controls, canvas, sheet, words, links, grid: null, loaded: null, hovered: null, name: "", of: "", shown: null, asking: null };
+  const it = { app, stage, controls, canvas, sheet, words, links, grid: null, loaded: null, hovered: null, name: "", of: "", shown: null, selected: null, pointed: null, asking: null };
   const watch = new ResizeObserver(() => paint(it));
   watch.observe(sheet);
   listenToPointer(it);
   return { draw: (state) => drawView(it, state), leave: () => leaveView(it, watch), keys: listKeys(it), hands: HANDS, picture: () => ({ canvas }), table: () => listNumbers(it) };
 }
 
-const canRollOut = ({ app }, state) => Boolean(app.source.hasRollout?.(app.summary().id, { ...app.place(), b: state.b ?? 0 }));
-const getKind = (it, state) => (state.of === "rollout" && canRollOut(it, state) ? "rollout" : "weights");
 const getLayer = (it, state) => it.app.attention().layers[state.layer];
 const getImage = (state, layer) => Math.min(Math.max(state.image ?? 0, 0), Math.max((layer.grids?.length ?? 1) - 1, 0));
 
@@ -63,8 +60,11 @@ async function drawView(it, state) {
   it.stage.classList.toggle("unplaced", !found);
   if (!found) return showUnplaced(it);
   app.fail("");
-  const others = canRollOut(it, state) ? [renderChoice(app, "of", getKind(it, state), KINDS, "The weights of a layer, or what reaches it through all layers before")] : [];
-  renderHeadChoice(it.controls, app, state, others, getKind(it, state) === "weights");
+  const kinds = listKinds(app, state);
+  const choice = kinds.length > 1 ? [renderChoice(app, "of", getKind(app, state), kinds.map((kind) => [kind, kind]), KINDS)] : [];
+  renderHeadChoice(it.controls, app, state, choice, hasHeads(app, state));
+  const reason = explainNoPull(app, state);
+  if (reason) it.controls.append(app.el("p", { class: "image-note note" }, reason));
   const first = findImageRow(summary, layer, state);
   const place = findImage(summary, layer, first, number);
   if (place >= summary.images.length) return showUnplaced(it, `Image ${place} ${MISSING}`);
@@ -72,7 +72,7 @@ async function drawView(it, state) {
   if (of !== it.of) {
     const before = it.grid && it.shown && { grid: it.grid, patch: it.grid.patchOf(it.shown.q, it.shown.window) };
     it.of = of;
-    it.hovered = it.shown = it.name = null;
+    it.hovered = it.shown = it.selected = it.pointed = it.name = null;
     it.grid = createPatchGrid(found, layer, state.kind === "cross", layer.grids.map((one) => summary.grids[one]));
     it.loaded = await loadOnce(it, summary.images[place]);
     if (of !== it.of) return null;
@@ -124,10 +124,8 @@ async function showQuery(it, state) {
   const { app } = it;
   const { q, window } = getSubject(it, state);
   const base = getFirstRow(it, state);
-  const heads = getSelectedHeads(app, state);
-  const many = heads.length > 1 || heads[0] !== state.head ? heads.join(",") : null;
-  const query = { ...app.place(), b: base + window, q, heads: many };
-  const kind = getKind(it, state);
+  const query = makeQuery(app, state, base + window, q);
+  const kind = getKind(app, state);
   const name = JSON.stringify([app.summary().id, kind, query]);
   if (name === it.name) return paint(it);
   it.name = name;
@@ -139,6 +137,7 @@ async function showQuery(it, state) {
     if (control !== it.asking) return;
     app.ready();
     it.shown = { codes, largest, q, window, kind, query };
+    if (!it.hovered) it.selected = it.shown;
     paint(it);
     listLinks(it);
   } catch (fault) {
@@ -149,23 +148,12 @@ async function showQuery(it, state) {
   }
 }
 
-// Fetch the codes of a row, and its largest numbers: exact weights, or those of a rollout with the digits of their codes.
-async function fetchNumbers({ source, summary }, kind, query, signal) {
-  const { id } = summary();
-  if (kind === "rollout") {
-    const codes = await source.rollout(id, query, signal);
-    return { codes, largest: await findLargest(Array.from(codes, roundCode), LINKS, () => "") };
-  }
-  const [codes, top] = await Promise.all([source.row(id, query, signal), source.top(id, { ...query, n: LINKS }, signal)]);
-  return { codes, largest: top.found };
-}
-
 // Color the patches and the words.
 function paint(it) {
   const { app, grid, shown, loaded } = it;
   if (!grid || !shown || !loaded || it.shown.codes.length !== grid.patches[0].length) return;
   const state = app.state();
-  const quantity = app.settings.quantity({ ...state, show: "weight" });
+  const quantity = getQuantity(app, state);
   const scale = quantity.makeScale(state, shown.codes.length, quantity.measure(shown.codes));
   const look = (key) => {
     const value = quantity.decode(shown.codes[key]);
@@ -175,7 +163,7 @@ function paint(it) {
   const size = fitImage(it);
   it.canvas.style.width = `${size[0]}px`;
   it.canvas.style.height = `${size[1]}px`;
-  drawPatches(it.canvas, loaded, grid, { window: shown.window, patch, hovered: NONE }, (key) => {
+  drawPatches(it.canvas, loaded, grid, { window: shown.window, patch, selected: it.hovered && it.selected ? grid.patchOf(it.selected.q, it.selected.window) : NONE }, (key) => {
     const colour = look(key);
     return colour && formatColor(colour);
   }, size);
@@ -205,24 +193,37 @@ async function listNumbers({ app, grid, shown }) {
   if (!grid || !shown) return [];
   const { columns } = app.attention();
   if (columns) await app.words(columns, 0, shown.codes.length);
-  const numbers = shown.kind === "rollout" ? Array.from(shown.codes, roundCode) : await app.source.exact(app.summary().id, "row", shown.query);
+  const numbers = await readExactNumbers(app, shown);
   return Array.from(numbers, (number, key) => {
     const patch = grid.patches[shown.window][key];
-    return { query: shown.q, key, word: grid.nameKey(key, shown.window) ?? app.word(columns, key) ?? `token ${key}`, patch: patch === NONE ? null : patch, weight: Number.isNaN(number) ? null : number };
+    return { query: shown.q, key, word: grid.nameKey(key, shown.window) ?? app.word(columns, key) ?? `token ${key}`, patch: patch === NONE ? null : patch, [getQuantity(app, app.state()).name]: Number.isNaN(number) ? null : number };
   });
 }
 
 function describeQuery(it, patch) {
   const { app, grid, shown } = it;
   const state = app.state();
-  const quantity = app.settings.quantity({ ...state, show: "weight" });
+  const quantity = getQuantity(app, state);
   let inside = 0;
   shown.codes.forEach((code, key) => (inside += grid.patches[shown.window][key] === NONE ? 0 : quantity.decode(code) ?? 0));
-  const said = patch === NONE ? nameToken(it, shown.q) : namePatch(patch, grid.columns);
+  const said = nameQuery(it, shown);
   const meant = patch === NONE ? MEANT[said] : "row, column";
-  const [which, what] = getKind(it, state) === "rollout" ? [`Rollout up to layer ${state.layer}`, "its share in "] : [`Layer ${state.layer}, ${nameSelectedHeads(app, state)}`, "the attention of "];
-  const all = shown.codes.some(Boolean) ? `all patches get ${quantity.write(inside)}` : NO_WEIGHTS;
-  app.caption(app.el("b", {}, which), ` · each patch is colored by ${what}`, app.el("b", {}, said), meant ? ` (${meant})` : "", `; ${all}`);
+  const [before, after] = { weights: ["the attention of ", ""], rollout: ["its share in ", ""], pull: ["how the attention of ", ` to it moves ${quantity.of}`] }[shown.kind];
+  const sum = shown.kind === "pull" ? `all patches together ${quantity.write(inside)}` : `all patches get ${quantity.write(inside)}`;
+  const nothing = shown.kind === "pull" && !shown.codes.every(Number.isNaN) ? `${quantity.of} does not depend on it` : NO_WEIGHTS;
+  const line = [app.el("b", {}, nameLayer(app, state)), ` · each patch is colored by ${before}`, app.el("b", {}, said), meant ? ` (${meant})` : "", after];
+  app.caption(...line, `; ${shown.codes.some(Boolean) ? sum : nothing}`, describePointed(it, quantity));
+}
+
+const nameQuery = (it, { q, window }) => (it.grid.patchOf(q, window) === NONE ? nameToken(it, q) : namePatch(it.grid.patchOf(q, window), it.grid.columns));
+
+// Return what the selected query gives the key under the pointer.
+function describePointed(it, quantity) {
+  const { selected, shown, pointed } = it;
+  if (pointed === null || !selected || selected.kind !== shown.kind || selected.window !== pointed.window) return "";
+  const value = quantity.decode(selected.codes[pointed.key]);
+  const sign = quantity.isSigned && value ? ` (${value > 0 ? "raises" : "lowers"} it)` : "";
+  return `; from ${nameQuery(it, selected)} to ${pointed.name}: ${value === null ? "not seen" : quantity.write(value) + sign}`;
 }
 
 // Return the name of a query that is no patch: its own, or its word.
@@ -244,7 +245,7 @@ async function renderWords(it) {
     const known = grid.isCross ? null : grid.nameKey(grid.keyOf(q));
     const word = app.word(rows, q);
     const text = known ?? (word === undefined ? `token ${q}` : null);
-    const hover = () => hoverQuery(it, { q, window: 0 });
+    const hover = () => hoverQuery(it, { q, window: 0 }, grid.isCross ? null : { key: grid.keyOf(q), window: 0, name: nameToken(it, q) });
     return app.el("button", { class: "word", "data-query": q, onpointerenter: isTouch() ? null : hover, onpointerleave: () => hoverQuery(it, null), onfocus: hover, onblur: () => hoverQuery(it, null), onclick: () => pin(it, { q, window: 0 }) }, text ?? renderWord(word));
   });
   it.words.replaceChildren(...(chips.length ? [app.el("h2", {}, some.length < grid.others().length ? "Tokens" : app.state().kind === "cross" ? "Words" : "Other tokens"), app.el("p", {}, chips)] : []));
@@ -254,21 +255,23 @@ async function renderWords(it) {
 
 function listLinks(it) {
   const { app, grid, shown, links } = it;
-  const quantity = app.settings.quantity({ ...app.state(), show: "weight" });
+  const quantity = getQuantity(app, app.state());
   const found = shown.largest.map((one) => ({ ...one, word: nameKey(it, one.place) }));
   const go = ({ place }) => {
     const patch = grid.patches[shown.window][place];
     const next = patch === NONE ? { q: place - grid.keyOf(0), window: 0 } : grid.findQuery(patch);
     if (next && !grid.isCross && next.q >= 0) pin(it, next);
   };
-  links.replaceChildren(app.el("h2", {}, "Looks most at"), listStrongestLinks(found, go, quantity));
+  links.replaceChildren(app.el("h2", {}, shown.kind === "pull" ? "Largest pulls" : "Looks most at"), listStrongestLinks(found, go, quantity));
 }
 
 // Return the name of a key, without spaces that would be marked as those of a text, or its word.
 const nameKey = (it, key) => it.grid.nameKey(key, it.shown.window)?.replaceAll(" ", "\u00a0") ?? it.app.word(it.app.attention().columns, key) ?? `token ${key}`;
 
-function hoverQuery(it, query) {
+// Show the query under the pointer, and what the selected one gives the key there.
+function hoverQuery(it, query, pointed = null) {
   it.hovered = query;
+  it.pointed = pointed;
   if (it.grid) showQuery(it, it.app.state());
 }
 
@@ -283,12 +286,18 @@ function listenToPointer(it) {
     const box = it.canvas.getBoundingClientRect();
     const [column, row] = [(event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height];
     if (!it.grid || column < 0 || column >= 1 || row < 0 || row >= 1) return null;
-    return it.grid.findQuery(Math.floor(row * it.grid.rows) * it.grid.columns + Math.floor(column * it.grid.columns));
+    return Math.floor(row * it.grid.rows) * it.grid.columns + Math.floor(column * it.grid.columns);
   };
-  it.canvas.addEventListener("pointermove", (event) => event.pointerType !== "touch" && hoverQuery(it, findPatch(event)));
+  const findQuery = (patch) => (patch === null ? null : it.grid.findQuery(patch));
+  it.canvas.addEventListener("pointermove", (event) => {
+    if (event.pointerType === "touch") return;
+    const patch = findPatch(event);
+    const place = patch === null ? undefined : it.grid.findKey(patch);
+    hoverQuery(it, findQuery(patch), place ? { ...place, name: namePatch(patch, it.grid.columns) } : null);
+  });
   it.canvas.addEventListener("pointerleave", () => hoverQuery(it, null));
   it.canvas.addEventListener("click", (event) => {
-    const found = findPatch(event);
+    const found = findQuery(findPatch(event));
     if (found) pin(it, found);
   });
 }

@@ -1,4 +1,4 @@
-// Draw an image in faded greys, the numbers of its patches as colors over it, and an outline around the query.
+// Draw an image in faded greys, the numbers of its patches as colors over it, and outlines around the query and the selected one.
 
 import { isDark, readBackground } from "../../drawing/color.js";
 import { NONE } from "./patch_grid.js";
@@ -35,7 +35,7 @@ function fadeImage({ width, height }, pixels, [factor, added]) {
 }
 
 // Draw the patches of a window on a canvas of width x height pixels of the page; colour(key) is a CSS color or null.
-export function drawPatches(canvas, image, grid, { window, patch, hovered }, colour, [width, height]) {
+export function drawPatches(canvas, image, grid, { window, patch, selected }, colour, [width, height]) {
   const context = canvas.getContext("2d");
   canvas.width = Math.round(width * devicePixelRatio);
   canvas.height = Math.round(height * devicePixelRatio);
@@ -58,7 +58,7 @@ export function drawPatches(canvas, image, grid, { window, patch, hovered }, col
   }
   context.globalAlpha = 1;
   if (patch !== NONE) outline(context, box(patch), readBackground("--accent"), 3);
-  if (hovered !== NONE && hovered !== patch) outline(context, box(hovered), readBackground("--ink"), 1.5);
+  if (selected !== NONE && selected !== patch) outline(context, box(selected), readBackground("--ink"), 1.5);
 }
 
 function outline(context, [x, y, width, height], ink, line) {

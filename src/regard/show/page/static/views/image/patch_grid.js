@@ -32,6 +32,8 @@ export function createPatchGrid(grid, { queries, keys }, isCrossAttention, grids
     keyOf: (q) => (isCross ? q : q + first),
     // Return the patch of a query in a window, or NONE.
     patchOf: (q, window) => (isCross ? NONE : patches[window]?.[q + first] ?? NONE),
+    // Return the window and the key of a patch, or undefined if it is no key.
+    findKey: (patch) => places[patch],
     // Return the query and the window of a patch, or null if it is only a key.
     findQuery(patch) {
       const { window, key } = places[patch] ?? {};
