@@ -92,6 +92,6 @@ def test_of_attention_without_a_softmax_it_is_said_how_to_see_it():
 
     with regard.record(model := Linear()) as recording:
         model(*torch.randn(3, 1, 2, 5, 4))
-    message = r"^this recording has no self attention\. Not drawn here: one layer attends without a softmax\. recording\.map"
+    message = r"^this recording has no self attention\. Not drawn here: one layer attends without a softmax\. regard\.figure"
     with pytest.raises(ConfigError, match=message):
         choose_attention_kind(recording)

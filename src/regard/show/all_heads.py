@@ -7,11 +7,15 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.image import AxesImage
+from torch import Tensor
 
 from regard.errors import ConfigError
+from regard.map import AttentionMap
+from regard.map.implicit_map import ImplicitMap
 from regard.observe import Recording
-from regard.show.axis_words import choose_attention_kind
-from regard.show.color_scale import LinearScale, choose_scale
+from regard.observe.run import IMPLICIT
+from regard.show.axis_words import choose_map_kind
+from regard.show.color_scale import LinearScale, choose_scale, choose_signed_scale
 from regard.show.figure import (
     COLORMAP,
     FAINT,
@@ -22,10 +26,12 @@ from regard.show.figure import (
     TEXT_SIZE,
     Array,
     Picture,
+    make_norm,
     measure_widest,
 )
+from regard.show.signed_figure import add_signed_bar, describe_signs, draw_signed_picture
 
-BINS = 64  # bins of a small picture along an axis
+BINS, MAX_SIGNED_HEADS = 64, 16  # bins of a small picture along an axis; maximum heads of a layer without a softmax
 # inches: maximum width and height of all pictures; maximum side of one; gap
 MAX_WIDTH, MAX_HEIGHT, MAX_SIDE, GAP = 6.6, 8.8, 1.2, 0.06
 ABOVE, BELOW, RIGHT = 0.5, 0.12, 0.75  # margins in inches
@@ -44,21 +50,33 @@ def draw_all_heads(
 
     Colors are logarithmic, except where tokens are few and little of the attention lies on small weights. Rows are layers and
     columns heads; within each picture, rows are queries and columns keys, from the upper left corner. `kind` and `part` select
-    modules as in recording.map; `kind` is by default self, or cross where there is no self attention. `row` is the batch row.
-    Raises ConfigError where there is no such layer.
+    modules as in recording.map; `kind` is by default self, cross where there is no self attention, or implicit where no layer
+    has a softmax. Of implicit maps the first 16 heads of each layer are drawn, since channels may be heads: their signed
+    entries, blue above 0 and brown below. `row` is the batch row. Raises ConfigError where there is no such layer.
     """
-    kind = kind or choose_attention_kind(recording)
+    kind = kind or choose_map_kind(recording)
     names = recording.layers(kind=kind, part=part)
     chosen = list(range(len(names)) if layers is None else layers)
     if not chosen:
         raise ConfigError(f"the recording has no layer of kind {kind!r} to draw.")
-    maps = [recording.map(layer, kind=kind, part=part).select(batch=row) for layer in chosen]
+    is_signed = kind == IMPLICIT
+    maps: list[AttentionMap | ImplicitMap] = [recording.map(layer, kind=kind, part=part).select(batch=row) for layer in chosen]
     numbers = max((recording.heads(layer, kind, part) for layer in chosen), key=len)  # in the model, of those recorded
+    tokens = max(max(m.shape[2:]) for m in maps)
+    note = ""
+    if is_signed:
+        signed = choose_signed_scale(tokens)
+        cut = f"\nThe first {MAX_SIGNED_HEADS} of up to {len(numbers):,} heads." * (len(numbers) > MAX_SIGNED_HEADS)
+        note = describe_signs(signed) + cut
+        maps, numbers = [m.select(heads=slice(MAX_SIGNED_HEADS)) for m in maps], numbers[:MAX_SIGNED_HEADS]
     across = len(numbers)
     side = min(MAX_SIDE, MAX_WIDTH / across - GAP, MAX_HEIGHT / len(maps) - GAP)
     left = measure_widest([f"layer {chosen[-1]}"]) + 0.15
-    width, height = left + across * (side + GAP) + RIGHT, ABOVE + len(maps) * (side + GAP) + BELOW
-    width = max(width, left + 1.2 * measure_widest([title]))
+    width, height = (
+        left + across * (side + GAP) + RIGHT,
+        ABOVE + len(maps) * (side + GAP) + BELOW + 0.18 * len(note.splitlines()),
+    )
+    width = max(width, left + 1.2 * measure_widest([title]), 0.2 + measure_widest(note.splitlines()))
     picture = Picture(figsize=(width, max(height, 1.4)))
     width, height = picture.get_size_inches()
 
@@ -74,26 +92,46 @@ def draw_all_heads(
     )  # so that the head numbers do not touch
     skip = 1 if (side + GAP) * POINTS_PER_INCH >= LINE_HEIGHT * size else 5
     pooled = [m.pooled(min(m.shape[2], BINS), min(m.shape[3], BINS), "max")[0].double().cpu() for m in maps]
-    tokens = max(max(m.shape[2:]) for m in maps)
-    fits = choose_scale(torch.cat([found.flatten() for found in pooled]), tokens)
-    norm = Normalize(0, 1) if isinstance(fits, LinearScale) else LogNorm(fits.ends([])[0], 1)
+    shown = torch.cat([found.flatten() for found in pooled])
+    norm = make_norm(signed, shown.numpy()) if is_signed else make_weight_norm(shown, tokens)
     for down, found in enumerate(pooled):
         if down % skip == 0:
             write_word(left - 0.08, ABOVE + down * (side + GAP) + side / 2, f"layer {chosen[down]}", "right")
         for head, weights in enumerate(found.numpy()):
             axes = add_axes_at(left + head * (side + GAP), ABOVE + down * (side + GAP), side, side)
-            image = draw_small_head(axes, weights, norm)
+            image = draw_small_signed_head(axes, weights, norm) if is_signed else draw_small_head(axes, weights, norm)
     for head in range(0, across, step):
         write_word(left + head * (side + GAP) + side / 2, ABOVE - 0.12, f"{numbers[head]}", "center")
     write_word(left - 0.08, ABOVE - 0.12, "head", "right")
     if title:
         picture.text(left / width, 1 - 0.17 / height, title, ha="left", va="center", fontsize=TEXT_SIZE + 1, parse_math=False)
-    scale = add_axes_at(left + across * (side + GAP) + 0.1, ABOVE, 0.12, min(2.2, max(height - ABOVE - BELOW, 0.7)))
+    tall = min(2.2, max(len(maps) * (side + GAP), 0.7))
+    beside = left + across * (side + GAP) + 0.1
+    if is_signed:
+        picture.text(0.1 / width, 0.08 / height, note, va="bottom", fontsize=TEXT_SIZE - 1)
+        bar = add_signed_bar(picture, image, signed, (beside, height - ABOVE - tall, 0.12, tall))
+        bar.ax.set_title("entry", fontsize=TEXT_SIZE - 1, loc="left")
+        return picture
+    scale = add_axes_at(beside, ABOVE, 0.12, tall)
     bar = picture.colorbar(image, cax=scale)
     bar.outline.set_visible(False)
     scale.tick_params(labelsize=TEXT_SIZE - 1, length=2, color=FAINT, which="both")
     scale.set_title("weight", fontsize=TEXT_SIZE - 1, loc="left")
     return picture
+
+
+def make_weight_norm(weights: Tensor, tokens: int) -> Normalize:
+    """Return the scale of colors of all heads: from 0 to 1, or logarithmic where that fits the weights."""
+    scale = choose_scale(weights, tokens)
+    return Normalize(0, 1) if isinstance(scale, LinearScale) else LogNorm(scale.ends([])[0], 1)
+
+
+def draw_small_signed_head(axes: Axes, entries: Array, norm: Normalize) -> AxesImage:
+    """Draw the signed entries of one head without words."""
+    image = draw_signed_picture(axes, entries, norm)
+    axes.set(xticks=[], yticks=[])
+    axes.spines[:].set(color=FAINT, linewidth=0.4)
+    return image
 
 
 def draw_small_head(axes: Axes, weights: Array, norm: Normalize) -> AxesImage:

@@ -15,9 +15,9 @@ BYTE_PATTERN = re.compile(r"(?:\\x[0-9a-f]{2})+|\ufffd")  # parts of a character
 
 
 def choose_attention_kind(recording: Recording, requested: str | None = None) -> str:
-    """Return the kind of attention to show: `asked`; by default self, or cross where there is no self attention.
+    """Return the kind of attention whose weights are shown: `requested`; by default self, or cross without self attention.
 
-    Raises ConfigError where the recording has no attention of the kind `asked`.
+    Raises ConfigError where the recording has no attention of the kind `requested`.
     """
     kinds = [kind for kind in KINDS if recording.layers(kind)]
     implicit = describe_implicit_layers(recording)
@@ -28,13 +28,21 @@ def choose_attention_kind(recording: Recording, requested: str | None = None) ->
     raise ConfigError(f"{message} {implicit}" if implicit else message)
 
 
+def choose_map_kind(recording: Recording, requested: str | None = None) -> str:
+    """Return the kind of map to show: as `choose_attention_kind`, or implicit where no layer has a softmax."""
+    has_softmax = any(recording.layers(kind) for kind in KINDS)
+    if recording.last.list_all_visits(IMPLICIT) and (requested == IMPLICIT or not (requested or has_softmax)):
+        return IMPLICIT
+    return choose_attention_kind(recording, requested)
+
+
 def describe_implicit_layers(recording: Recording) -> str | None:
-    """Return the sentence that stands where layers without a softmax are not drawn; None if there are none."""
+    """Return the sentence that stands where only weights of a softmax are drawn; None if all layers have them."""
     count = len(recording.last.list_all_visits(IMPLICIT))
     if not count:
         return None
     layers = "one layer attends" if count == 1 else f"{count} layers attend"
-    return f"Not drawn here: {layers} without a softmax. recording.map(layer, kind='implicit') is a map of its signed entries."
+    return f"Not drawn here: {layers} without a softmax. regard.figure(recording, layer, head, kind='implicit') draws them."
 
 
 def get_key_words(recording: Recording, row: int, count: int) -> list[str]:

@@ -1,9 +1,11 @@
-"""Scales that map values to colors or positions along an axis: linear, logarithmic, and linear with a sign."""
+"""Scales that map values to colors or positions along an axis: linear, logarithmic, and both with a sign."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from regard.errors import ConfigError
@@ -12,6 +14,7 @@ MAX_LINEAR_TOKENS = 48  # maximum tokens for a linear scale of colors; with more
 SMALL_WEIGHT = 0.1  # fraction of the largest weight, below which a linear scale shows nothing
 MIN_LOG_WEIGHT = 1e-4  # smallest weight at which a logarithmic scale of colors may start
 PALEST_SHARE = 0.02  # share of the weights below the start of a logarithmic scale
+SIGNED_DECADES = 4  # of a logarithmic scale on each side of 0
 SMALL_WEIGHTS_LIMIT = 1 / 3  # share of all attention on such small weights, above which the scale is logarithmic
 
 
@@ -97,8 +100,33 @@ class Signed:
         return LinearScale(*ends).get_value(share, ends)
 
 
+@dataclass(frozen=True)
+class SignedLog(Signed):
+    """A logarithmic scale from -high to high in two hues: four decades on each side of 0, and less in size counts as 0."""
+
+    def share(self, value: float, ends: tuple[float, float]) -> float:
+        """Return the position of a value between -high, 0, and high, 1; a value outside counts as the end."""
+        return float(share_signed_log(np.float64(value), ends[1]))
+
+    def get_value(self, share: float, ends: tuple[float, float]) -> float:
+        """Return the value at a share of the scale."""
+        return float(invert_signed_log(np.float64(share), ends[1]))
+
+
 Scale = LinearScale | Log
 ColorScale = Scale | Signed
+
+
+def share_signed_log(values: Any, high: float) -> Any:
+    """Return the positions of an array of values between -high, 0, and high, 1: their powers of ten on each side of 0."""
+    sizes = np.clip(np.abs(values) / high, 10.0**-SIGNED_DECADES, 1)
+    return (1 + np.sign(values) * (1 + np.log10(sizes) / SIGNED_DECADES)) / 2
+
+
+def invert_signed_log(shares: Any, high: float) -> Any:
+    """Return the values at positions of a signed logarithmic scale."""
+    distances = 2 * shares - 1
+    return np.sign(distances) * high * 10 ** (SIGNED_DECADES * (np.abs(distances) - 1))
 
 
 def choose_scale(weights: Tensor, tokens: int) -> Scale:
@@ -109,6 +137,11 @@ def choose_scale(weights: Tensor, tokens: int) -> Scale:
     ):
         return LinearScale(low=0)
     return make_log_scale(seen)
+
+
+def choose_signed_scale(tokens: int) -> Signed:
+    """Choose a scale for the entries of a signed map: logarithmic for many tokens, of which most entries are small."""
+    return Signed() if tokens <= MAX_LINEAR_TOKENS else SignedLog()
 
 
 def make_log_scale(seen: Tensor) -> Log:

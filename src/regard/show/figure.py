@@ -7,6 +7,7 @@ here touches pyplot, its state or rcParams.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.collections import QuadMesh
-from matplotlib.colors import ListedColormap, LogNorm, Normalize
+from matplotlib.colors import FuncNorm, ListedColormap, LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.patches import Patch, Rectangle
@@ -28,7 +29,7 @@ from torch import Tensor
 from regard.errors import ShapeError
 from regard.mechanism import Steps
 from regard.show.color_ramp import choose_ink, shade, shade_signed
-from regard.show.color_scale import ColorScale, LinearScale, Log, Scale, Signed
+from regard.show.color_scale import ColorScale, LinearScale, Log, Scale, Signed, SignedLog, invert_signed_log, share_signed_log
 from regard.show.step_descriptions import make_titles
 from regard.show.terminal import escape_text
 
@@ -289,7 +290,7 @@ def draw_panel(axes: Axes, one: Panel) -> QuadMesh:
     mesh = axes.pcolormesh(
         np.ma.masked_where(~finite, one.values),
         cmap=SIGNED_COLORMAP if isinstance(one.scale, Signed) else COLORMAP,
-        norm=(LogNorm if isinstance(one.scale, Log) else Normalize)(*one.scale.ends(one.values.ravel().tolist()), clip=True),
+        norm=make_norm(one.scale, one.values),
         edgecolors="white" if is_small else "face",
         linewidth=1 if is_small else 0.1,
         rasterized=one.values.size > 20_000,  # one vector per cell would make the file slow to open
@@ -308,6 +309,15 @@ def draw_panel(axes: Axes, one: Panel) -> QuadMesh:
     label_axis(axes.yaxis, one.rows, one.cell[1])
     axes.spines[:].set_visible(False)
     return mesh
+
+
+def make_norm(scale: ColorScale, values: Array) -> Normalize:
+    """Return matplotlib's form of a scale for some values."""
+    ends = scale.ends(values.ravel().tolist())
+    if isinstance(scale, SignedLog):
+        share, invert = (partial(one, high=ends[1]) for one in (share_signed_log, invert_signed_log))
+        return FuncNorm((share, invert), *ends, clip=True)
+    return (LogNorm if isinstance(scale, Log) else Normalize)(*ends, clip=True)
 
 
 def draw_color_bar(axes: Axes, one: Panel, mesh: QuadMesh) -> None:

@@ -4,16 +4,19 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter
 
 from regard.errors import ConfigError
 from regard.map import AttentionMap
+from regard.map.implicit_map import ImplicitMap
 from regard.map.pooling import resolve_span
 from regard.mechanism.arguments import check_index, check_instance, check_integer
 from regard.observe import Recording
-from regard.show.axis_words import choose_attention_kind, get_axis_words
+from regard.show.axis_words import choose_map_kind, get_axis_words
 from regard.show.color_scale import MAX_LINEAR_TOKENS, MIN_LOG_WEIGHT, choose_scale
 from regard.show.figure import COLORMAP, FAINT, INKS, PAPER, TEXT_SIZE, Array, Picture, draw_matrix
+from regard.show.pooled_axes import describe_bins, label_picture
+from regard.show.signed_figure import draw_signed_head
 from regard.terminal_escapes import escape_controls
 
 MAX_WORDS, BINS = MAX_LINEAR_TOKENS, 512  # maximum tokens that are drawn with words; bins of a picture along an axis
@@ -36,19 +39,23 @@ def figure(
 
     Colors are logarithmic where much of the attention lies on small weights, and in bins. A bin shows its largest weight, so
     that a single one stays visible; beside the bins are the entropy of each query and above them the weight that each key
-    receives. `row` is the batch row. `kind` is self or cross; by default self, or cross where there is no self attention, which
-    the title then states. Raises ConfigError for a layer or a head that was not recorded.
+    receives. `row` is the batch row. `kind` is self, cross or implicit; by default self, or cross where there is no self
+    attention, which the title then states, or implicit where no layer has a softmax: then entries are signed, blue above 0 and
+    brown below, and a bin shows the one largest in size. Raises ConfigError for a layer or a head that was not recorded.
     """
     check_instance("recording", recording, Recording, "Record a model with regard.record(model).")
-    requested_kind, kind = kind, choose_attention_kind(recording) if kind is None else kind
+    requested_kind, kind = kind, choose_map_kind(recording) if kind is None else kind
     if title is not None:
         title = escape_controls(check_instance("title", title, str), keep="\n")
     head = check_integer("head", head)
-    m = recording.map(layer, head, kind, part)
+    m: AttentionMap | ImplicitMap = recording.map(layer, head, kind, part)
     row = check_index("row", row, m.shape[0], "the batch")
     m = m.select(batch=row)
     q, k = m.shape[2:]
     rows, columns = resolve_slice(queries, q, "queries"), resolve_slice(keys, k, "keys")
+    if isinstance(m, ImplicitMap):
+        words = get_axis_words(recording, layer, kind, part, row, (q, k))
+        return draw_signed_head(m, rows, columns, words, f"layer {layer}, head {head}: {m.title}" if title is None else title)
     chosen = " of cross attention" if kind == "cross" and requested_kind is None else ""
     name = f"layer {layer}, head {head}{chosen}" if title is None else title
     if max(rows[1] - rows[0], columns[1] - columns[0]) <= MAX_WORDS:
@@ -122,20 +129,3 @@ def draw_profile(axes: Axes, values: Array, span: tuple[int, int], upright: bool
     axes.tick_params(labelsize=TEXT_SIZE - 2, length=2, color=FAINT)
     axes.set_facecolor(PAPER)
     axes.spines[:].set_visible(False)
-
-
-def label_picture(axes: Axes, below: str, left: str) -> None:
-    """Set the names and token numbers of both axes of the picture."""
-    axes.set_xlabel(below, fontsize=TEXT_SIZE)
-    axes.set_ylabel(left, fontsize=TEXT_SIZE)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator(5, integer=True))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    axes.tick_params(labelsize=TEXT_SIZE - 1, length=2, color=FAINT)
-    axes.spines[:].set_visible(False)
-
-
-def describe_bins(span: tuple[int, int], count: int) -> str:
-    """Describe how many tokens a bin holds; return an empty string where it is one."""
-    size = (span[1] - span[0]) / count
-    return f", in bins of {f'{size:,.1f}'.removesuffix('.0')} tokens" if size > 1 else ""

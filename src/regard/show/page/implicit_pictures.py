@@ -19,6 +19,8 @@ FindListName = Callable[[str, str, int, set[int]], str | None]  # of a kind, a m
 PICTURE_PIXELS = 256  # maximum pixels along each side of a picture
 FILE_PIXELS = (1024, 512, 256, 128, 64, 32, 16)  # of the pictures in a single file: the most that fit
 MAX_FILE_BYTES = 16 * 2**20  # of these pictures, before compression
+SIGNS = "No softmax: entries are signed, blue above 0, brown below; rows need not sum to 1."
+SIGNED_LOG = "Colors are logarithmic, over four decades on each side of 0."
 MAX_FILE_HEADS = 64  # maximum heads of a layer in a single file: a layer without heads has one for each of its channels
 
 
