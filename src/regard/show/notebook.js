@@ -85,8 +85,8 @@ function describeSpot(image, words, event) {
   if (column < 0 || row < 0 || column >= frame.columns || row >= frame.rows) return "";
   const spot = { column, row, name: image.alt };
   if (frame.tile && !inside(frame, spot)) return "";
-  const share = shareOf(dot(image, frame, ...clear(frame, column, row)));
-  const value = share === null ? "not seen" : `${frame.stands}≈ ${number(valueAt(share, frame))}`;
+  const share = shareOf(RAMPS[frame.ramp], dot(image, frame, ...clear(frame, column, row)));
+  const value = share === null ? (frame.ramp === "signed" ? "not a number" : "not seen") : `${frame.stands}≈ ${number(valueAt(share, frame))}`;
   const list = (name) => words[frame[name]] || [];
   return `${spot.name}: ${axis(frame.names[0], spot.row, spot.of?.[0] ?? frame.rows, frame.q, list("rowWords"))} → ` +
     `${axis(frame.names[1], spot.column, spot.of?.[1] ?? frame.columns, frame.k, list("columnWords"))}: ${value}`;
@@ -130,17 +130,21 @@ function dot(image, frame, x, y) {
 }
 
 // How far along the ramp the nearest colour lies; null on paper, where nothing is seen.
-function shareOf([red, green, blue]) {
+function shareOf(ramp, [red, green, blue]) {
   let best = null, least = 60;
-  RAMP.forEach(([r, g, b], n) => {
+  ramp.forEach(([r, g, b], n) => {
     const apart = (r - red) ** 2 + (g - green) ** 2 + (b - blue) ** 2;
-    if (apart < least) { least = apart; best = n / (RAMP.length - 1); }
+    if (apart < least) { least = apart; best = n / (ramp.length - 1); }
   });
   return best;
 }
 
 function valueAt(share, frame) {
   const [low, high] = frame.ends;
+  if (frame.ramp === "signed" && frame.log) {
+    const distance = 2 * share - 1; // over four decades on each side of 0
+    return Math.sign(distance) * high * 10 ** (4 * (Math.abs(distance) - 1));
+  }
   return frame.log ? low * (high / low) ** share : low + share * (high - low);
 }
 

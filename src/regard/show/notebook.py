@@ -3,10 +3,7 @@
 With scripts enabled, a click enlarges a picture, wheel and drag zoom and pan it, and the pointer shows what is under it.
 """
 
-import html as escaping
-import json
-from collections.abc import Callable, Sequence
-from importlib.resources import files
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,25 +13,27 @@ from torch.nn.functional import adaptive_max_pool2d
 from regard.errors import RegardError
 from regard.examination.report import Report
 from regard.map import AttentionMap
+from regard.map.implicit_map import ImplicitMap
 from regard.map.pooling import bin_edges
 from regard.mechanism import Steps
 from regard.observe import Recording
 from regard.observe.head_kinds import Heads
 from regard.observe.head_scores import UNBOUNDED_SCORES
 from regard.observe.run import KINDS
-from regard.show.axis_words import describe_implicit_layers, get_key_words
+from regard.show.axis_words import get_key_words
 from regard.show.color_ramp import choose_ink, shade
 from regard.show.color_scale import MAX_LINEAR_TOKENS, MIN_LOG_WEIGHT, LinearScale, Log, Scale, choose_scale
+from regard.show.html_pictures import CAPTION, escape_html, render_figure, render_page, tile_heads
 from regard.show.page.single_file import frame_page as frame_page  # Recording.page calls it here
 from regard.show.report_html import render_report
+from regard.show.signed_html import render_implicit_map, render_implicit_sheet
 from regard.show.step_descriptions import make_titles
-from regard.show.svg_matrix import RAMP, Matrix, format_color, render_img
-from regard.show.terminal import escape_text
+from regard.show.svg_matrix import Matrix, format_color
 
 # heads of a map that are drawn; cells per side of each; of a single head
 MAX_HEADS, HEAD_CELLS, SINGLE_HEAD_CELLS = 16, 96, 240
 TILE_CELLS, MAX_SHEET_WEIGHTS = 24, 2**28  # cells per side of each head of a recording; maximum weights read for a sheet
-MAX_LETTERS, MAX_LISTED_WORDS = 400, 4096  # letters shown of a recording's text; maximum words that the pointer can show
+MAX_LETTERS = 400  # letters shown of a recording's text
 MAX_WIDTH, MAX_HEIGHT = 760.0, 520.0  # maximum pixels of a sheet of all heads
 THUMBNAIL_PIXELS = 150.0  # pixels of one head of several
 MAX_FULL_WEIGHTS = 2**24  # maximum weights of a head that are all read
@@ -45,6 +44,7 @@ def render_html(thing: object) -> str | None:
     """Render a value as HTML; return None where there is nothing to draw."""
     drawers: dict[type, Callable[[Any], str]] = {
         AttentionMap: render_map,
+        ImplicitMap: render_implicit_map,
         Recording: render_recording,
         Heads: render_heads,
         Steps: render_steps,
@@ -75,13 +75,10 @@ def render_map(m: AttentionMap) -> str:
     return render_page(title, pictures, " ".join([*notes, CAPTION]), asides, words)
 
 
-CAPTION = "Rows are queries, from the top; columns are keys."
-
-
 def render_recording(recording: Recording) -> str:
     """Render the beginning of the text of a recording, and every head of its last run as a small picture."""
     if not any(recording.layers(kind) for kind in KINDS):
-        return f"<div><b>{escape_html(recording.model or 'Recording')}</b>: {describe_implicit_layers(recording)}</div>"
+        return render_implicit_recording(recording)
     kind = "self" if recording.layers() else "cross"
     maps = [recording.map(layer, kind=kind) for layer in range(len(recording.layers(kind)))]
     shapes = [m.shape for m in maps]
@@ -89,10 +86,10 @@ def render_recording(recording: Recording) -> str:
     count = sum(h for _, h, _, _ in shapes)
     title = f"<b>{escape_html(recording.model or 'Recording')}</b>, {len(maps)} layers, {count} heads, {k:,} tokens"
     words = get_key_words(recording, 0, k)
-    text = "".join(words) if recording.tokens else ""
-    title += f"<div>{escape_html(text[:MAX_LETTERS])}{'…' * (len(text) > MAX_LETTERS)}</div>"
+    title += render_start(recording, words)
     if count * min(q, TILE_CELLS) * k > MAX_SHEET_WEIGHTS or len({shape[2:] for shape in shapes}) > 1:
-        return f"<div>{title}{TOO_LONG}</div>"
+        picture, notes = render_implicit_sheet(recording, (q, k))
+        return render_page(f"{title}{TOO_LONG}", [picture], notes, [], words) if picture else f"<div>{title}{TOO_LONG}</div>"
     found = [pool_cells(m, TILE_CELLS, MAX_SHEET_WEIGHTS // count) for m in maps]
     sheet = tile_heads([weights for weights, _ in found])
     numbers = max((recording.heads(layer, kind) for layer in range(len(maps))), key=len)  # in the model, of those recorded
@@ -103,25 +100,27 @@ def render_recording(recording: Recording) -> str:
     look: tuple[Scale, tuple[float, float]] = (LinearScale(), (0.0, 1.0)) if linear else (Log(), (MIN_LOG_WEIGHT, 1.0))
     matrix = Matrix(sheet, layers, heads, *look, (q, k), tile=tile, size=size, is_sampled=found[0][1])
     sampled = f" {TILE_CELLS} of the {q:,} queries were sampled." if found[0][1] else ""
-    summary = " ".join(
-        filter(None, [f"In each picture {CAPTION[0].lower()}{CAPTION[1:]}{sampled}", describe_implicit_layers(recording)])
-    )
-    return render_page(title, [render_figure(matrix, "")], summary, words[k - q :] if k >= q else [], words)
+    implicit, notes = render_implicit_sheet(recording, (q, k))
+    summary = f"In each picture {CAPTION[0].lower()}{CAPTION[1:]}{sampled} {notes}".rstrip()
+    return render_page(title, [render_figure(matrix, ""), implicit], summary, words[k - q :] if k >= q else [], words)
+
+
+def render_implicit_recording(recording: Recording) -> str:
+    """Render the text and the layers of a recording in which no layer has a softmax."""
+    q, k = recording.map(0, kind="implicit").shape[2:]
+    picture, notes = render_implicit_sheet(recording, (q, k))
+    words = get_key_words(recording, 0, k)
+    title = f"<b>{escape_html(recording.model or 'Recording')}</b>, {k:,} tokens{render_start(recording, words)}"
+    return render_page(title, [picture], f"{CAPTION} {notes}", words[k - q :] if k >= q else [], words)
+
+
+def render_start(recording: Recording, words: list[str]) -> str:
+    """Render the beginning of the text of a recording."""
+    text = "".join(words) if recording.tokens else ""
+    return f"<div>{escape_html(text[:MAX_LETTERS])}{'…' * (len(text) > MAX_LETTERS)}</div>"
 
 
 TOO_LONG = "Too long to draw every head at once: regard.figure(recording, layer, head) draws one, regard.serve(recording) all."
-
-
-def tile_heads(layers: Sequence[Tensor]) -> Tensor:
-    """Lay out the heads of layers (h, rows, columns) on one sheet, one cell apart."""
-    most = max(len(one) for one in layers)
-    rows, columns = layers[0].shape[1:]
-    sheet = torch.full((len(layers) * (rows + 1) - 1, most * (columns + 1) - 1), torch.nan, dtype=torch.float64)
-    for n, layer in enumerate(layers):
-        for head, found in enumerate(layer):
-            y, x = n * (rows + 1), head * (columns + 1)
-            sheet[y : y + rows, x : x + columns] = found
-    return sheet
 
 
 def render_steps(steps: Steps) -> str:
@@ -159,26 +158,6 @@ def pool_matrix(values: Tensor) -> Tensor:
     return found.masked_fill(found == -torch.inf, torch.nan)
 
 
-def render_figure(matrix: Matrix, name: str, shown: float | None = None) -> str:
-    """Render a picture above its name and its color scale."""
-    caption = f"{escape_html(name)}<br>" if name else ""
-    return (
-        '<figure style="margin: '
-        f'0">{render_img(matrix, name, shown)}<figcaption>{caption}{render_legend(matrix)}</figcaption></figure>'
-    )
-
-
-def render_legend(matrix: Matrix) -> str:
-    """Render the color scale with its numbers."""
-    parts = []
-    for step in range(5):
-        paper = shade(step / 4)
-        value = matrix.scale.get_value(step / 4, matrix.ends)
-        look = f"background: {format_color(paper)}; color: {format_color(choose_ink(paper))}; padding: 0 5px; font-size: 11px"
-        parts.append(f'<span style="{look}">{value:.2g}</span>')
-    return "".join(parts)
-
-
 def render_heads(heads: Heads) -> str:
     """Render the table of heads, each score from 0 to 1 on its color."""
     titles = ["head", "kind", *heads.detectors]
@@ -204,28 +183,6 @@ def render_score(score: float, share: bool) -> str:
     paper = shade(score) if share and 0 <= score <= 1 else None
     look = f"; background: {format_color(paper)}; color: {format_color(choose_ink(paper))}" if paper else ""
     return f'<td style="text-align: right; padding: 1px 6px{look}">{"–" if score != score else f"{score:.2f}"}</td>'
-
-
-def render_page(title: str, pictures: Sequence[str], note: str, rows: Sequence[str], columns: Sequence[str]) -> str:
-    """Render a title, pictures side by side, a caption, and the script that enlarges the pictures."""
-    are_listed = max(len(rows), len(columns)) <= MAX_LISTED_WORDS
-    listed = {
-        name: [escape_text(word) for word in words] if are_listed else []
-        for name, words in (("rows", rows), ("columns", columns))
-    }
-    data = escaping.escape(json.dumps(listed, ensure_ascii=False))
-    script = files("regard.show").joinpath("notebook.js").read_text(encoding="utf-8")
-    return (
-        f'<div class="regard" data-words="{data}"><div>{title}</div>'
-        f'<div style="display: flex; flex-wrap: wrap; gap: 12px; margin: 6px 0">{"".join(pictures)}</div>'
-        f'<div class="regard-said" style="opacity: 0.75; min-height: 1.4em">{note}</div></div>'
-        f"<script>(() => {{ const RAMP = {json.dumps(RAMP)};\n{script}}})();</script>"
-    )
-
-
-def escape_html(text: str) -> str:
-    """Escape text for HTML, with control characters spelled out and line ends as ↵."""
-    return escaping.escape(escape_text(text).replace("\\n", "↵"))
 
 
 def pool_cells(m: AttentionMap, most: int, quick: int = MAX_FULL_WEIGHTS) -> tuple[Tensor, bool]:

@@ -12,13 +12,14 @@ import torch
 from rich.cells import cell_len
 from torch import Tensor
 
-from regard.show.color_ramp import choose_ink, shade
-from regard.show.color_scale import Log, Scale
+from regard.show.color_ramp import RGB, choose_ink, shade, shade_signed
+from regard.show.color_scale import ColorScale, Log, Signed, SignedLog, share_signed_log
 from regard.show.terminal import truncate_end
 
 SHADES = 232  # shades of the ramp, as many as are distinct; the next palette entry is the background
 RAMP = [shade(n / (SHADES - 1)) for n in range(SHADES)]
-PAPER, INK = (246, 246, 244), "#33332f"
+SIGNED_RAMP = [shade_signed(2 * n / (SHADES - 2) - 1) for n in range(SHADES - 1)]  # odd, so that the one in the middle is 0
+PAPER, SIGNED_PAPER, INK = (246, 246, 244), (222, 222, 218), "#33332f"  # papers that are no colors of the ramps
 SIZE, LETTER, TEXT = 300, 6.3, 10.5  # pixels: a picture's longer side; a letter's width; text size
 MAX_CELL = 34.0  # maximum pixels of a cell
 MIN_WORD_CELL = 9.0  # cell pixels from which words are written
@@ -33,13 +34,37 @@ class Matrix:
     values: Tensor
     rows: Sequence[str] | None
     columns: Sequence[str] | None
-    scale: Scale
+    scale: ColorScale
     ends: tuple[float, float]
     tokens: tuple[int, int]
     names: tuple[str, str] = ("query", "key")
     tile: tuple[int, int] | None = None  # rows and columns of each matrix on a sheet of several
     size: float = SIZE
     is_sampled: bool = False
+    has_words: bool = True  # those of the page around it
+
+    @property
+    def ramp(self) -> list[RGB]:
+        """The colors of the scale."""
+        return SIGNED_RAMP if isinstance(self.scale, Signed) else RAMP
+
+    def format_number(self, value: float) -> str:
+        """Format a number of the scale."""
+        return f"{value:+.2g}" if value and isinstance(self.scale, Signed) else f"{value:.2g}"
+
+    def get_color(self, value: float) -> RGB:
+        """Return the color of a value."""
+        return self.ramp[round((len(self.ramp) - 1) * self.scale.share(value, self.ends))]
+
+    def compute_shares(self) -> Tensor:
+        """Compute the positions of the values on the scale, from 0 to 1; NaN stays."""
+        low, high = self.ends
+        values = self.values.double().clamp(low, high)
+        if isinstance(self.scale, SignedLog):
+            return torch.from_numpy(share_signed_log(values.numpy(), high))
+        if isinstance(self.scale, Log):
+            return (values / low).log() / torch.tensor(high / low).double().log()
+        return (values - low) / (high - low)
 
     @property
     def cell_description(self) -> str:
@@ -47,7 +72,8 @@ class Matrix:
         rows, columns = self.tile or self.values.shape
         if self.tokens[0] <= rows and self.tokens[1] <= columns:
             return ""
-        return "largest sampled " if self.is_sampled else "largest "
+        size = "in size " if isinstance(self.scale, Signed) else ""
+        return f"largest {size}sampled " if self.is_sampled else f"largest {size}"
 
 
 @dataclass(frozen=True)
@@ -74,12 +100,13 @@ def render_img(matrix: Matrix, name: str, shown: float | None = None) -> str:
         "k": matrix.tokens[1],
         "names": matrix.names,
         "ends": matrix.ends,
-        "log": isinstance(matrix.scale, Log),
+        "ramp": "signed" if isinstance(matrix.scale, Signed) else "weights",
+        "log": isinstance(matrix.scale, Log | SignedLog),
         "stands": matrix.cell_description,
         "tile": matrix.tile,
         "tileWords": None if matrix.tile is None else (matrix.rows, matrix.columns),
-        "rowWords": "rows",
-        "columnWords": "columns",
+        "rowWords": "rows" if matrix.has_words else None,
+        "columnWords": "columns" if matrix.has_words else None,
     }
     return (
         '<span style="display: inline-block; overflow: hidden; max-width: 100%; vertical-align: top">'
@@ -119,11 +146,18 @@ def render_svg(matrix: Matrix, frame: Frame) -> str:
             '<rect width="100%" height="100%" fill="white"/>',
             f'<image x="{frame.x}" y="{frame.y}" width="{frame.w}" height="{frame.h}" preserveAspectRatio="none" ',
             f'style="image-rendering: pixelated" href="data:image/png;base64,{address}"/>',
+            *([render_edge(frame)] if isinstance(matrix.scale, Signed) else []),  # 0 is white, as is the page
             *render_words(matrix, frame),
             *render_numbers(matrix, frame),
             "</svg>",
         )
     )
+
+
+def render_edge(frame: Frame) -> str:
+    """Render a thin line around the cells."""
+    place = f'x="{frame.x - 0.5}" y="{frame.y - 0.5}" width="{frame.w + 1}" height="{frame.h + 1}"'
+    return f'<rect {place} fill="none" stroke="{format_color(SIGNED_PAPER)}"/>'
 
 
 def render_words(matrix: Matrix, frame: Frame) -> list[str]:
@@ -156,7 +190,7 @@ def render_numbers(matrix: Matrix, frame: Frame) -> list[str]:
     for row, line in enumerate(matrix.values.tolist()):
         for column, value in enumerate(line):
             if value == value:
-                paper = RAMP[round((SHADES - 1) * matrix.scale.share(value, matrix.ends))]
+                paper = matrix.get_color(value)
                 place = f'x="{frame.x + (column + 0.5) * cell:.1f}" y="{frame.y + (row + 0.5) * cell:.1f}"'
                 look = f'dy=".35em" text-anchor="middle" font-size="{TEXT - 1}" fill="{format_color(choose_ink(paper))}"'
                 found.append(f"<text {place} {look}>{value:.2f}</text>")
@@ -167,15 +201,11 @@ def encode_png(matrix: Matrix) -> bytes:
     """Encode the cells as PNG pixels of a palette: the ramp, and the background where there is no value."""
     from PIL import Image  # an extra, which visibility_picture does not need
 
-    ends = matrix.ends
-    if isinstance(matrix.scale, Log):
-        low, high = ends
-        shares = (matrix.values.double().clamp(low, high) / low).log() / torch.tensor(high / low).double().log()
-    else:
-        shares = ((matrix.values.double() - ends[0]) / (ends[1] - ends[0])).clamp(0, 1)
-    indices = (shares * (SHADES - 1)).round().nan_to_num(SHADES).to(torch.uint8)
+    indices = (matrix.compute_shares() * (len(matrix.ramp) - 1)).round().nan_to_num(SHADES).to(torch.uint8)
     image = Image.fromarray(indices.numpy())
-    image.putpalette([part for colour in (*RAMP, PAPER) for part in colour])
+    paper = SIGNED_PAPER if isinstance(matrix.scale, Signed) else PAPER
+    colors = [*matrix.ramp, *[paper] * (SHADES + 1 - len(matrix.ramp))]
+    image.putpalette([part for color in colors for part in color])
     buffer = io.BytesIO()
     image.save(buffer, format="png", optimize=True)
     return buffer.getvalue()
