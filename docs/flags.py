@@ -30,7 +30,7 @@ def derive() -> dict[str, Any]:
     """The flags of each command, as JSON holds them."""
     found = {
         "generate": {name: getattr(Settings, name) for name in FLAGS},
-        "look": {"kinds": run.KINDS},
+        "look": {"kinds": (*run.KINDS, run.IMPLICIT)},
         "walk": {"examples": list(EXAMPLES), "sentence": SENTENCE},
         "train": [*list_settings(), *list_sizes()],
         "translate": [*list_settings_of_pairs(), *list_sizes_of_translators()],

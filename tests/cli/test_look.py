@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import GPT2Config as TheirConfig
-from transformers import GPT2LMHeadModel, GPT2TokenizerFast, T5Config, T5Model
+from transformers import GPT2LMHeadModel, GPT2TokenizerFast, MambaConfig, MambaForCausalLM, T5Config, T5Model
 
 from regard import DataError
 from regard.cli import main
@@ -16,6 +16,7 @@ from regard.models import GPT2, GPT2Config
 from regard.observe import head_kinds, load, record
 from regard.show.head_summary import KIND_ORDER
 from regard.text.byte_pair import GPT2_FOLDER
+from show.implicit_recordings import SiluAttention, SoftmaxAttention, record_implicit
 from show.small_recordings import record_translator
 
 TEXT = "the cat saw the dog, and the dog saw the cat. " * 3
@@ -429,3 +430,49 @@ def test_a_model_with_damaged_weights_is_described_and_its_json_has_null(capsys,
     assert (code, err) == (0, "")
     found = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert {row["pull"] for row in found["words"]} == {found["probability"]} == {None}
+
+
+@pytest.fixture(scope="module")
+def mamba(tmp_path_factory):
+    """A state space model as transformers saves one, with random weights and GPT-2's own words."""
+    torch.manual_seed(0)
+    place = tmp_path_factory.mktemp("mamba")
+    config = MambaConfig(vocab_size=50257, hidden_size=16, num_hidden_layers=3, state_size=4)
+    MambaForCausalLM(config).save_pretrained(place)
+    GPT2TokenizerFast(vocab=str(GPT2_FOLDER / "encoder.json"), merges=str(GPT2_FOLDER / "vocab.bpe")).save_pretrained(place)
+    return place
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_a_model_without_any_softmax_is_shown_with_the_signs_of_its_entries(capsys, mamba, tmp_path, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    code, out, err = look(capsys, "the cat saw the dog", "--model", mamba, "--out", tmp_path / "m.reg")
+    assert code == 0, err
+    said = " ".join(out.split())
+    assert "3 layers without a softmax. 5 tokens in" in said
+    assert "0 to 2 32 linear recurrence" in said
+    assert "layer 1, head 0: linear recurrence" in said
+    assert "No softmax: entries are signed" in said
+    assert "Not drawn here" not in said
+    assert max(map(len, out.splitlines())) <= width
+    dense = load(tmp_path / "m.reg").map(1, kind="implicit").dense()[0, 0]
+    numbers = [float(cell) for cell in re.search(r"^ *4 dog +(.*)$", out, re.MULTILINE)[1].split()] if width == 80 else []
+    assert numbers == pytest.approx([float(one) for one in dense[4]] if width == 80 else [], rel=0.06, abs=0.0051)
+    code = main(["heads", str(tmp_path / "m.reg"), "--head", "2", "--query", "dog"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert code == 0
+    assert "what 'dog', token 4, took from each word: layer 2, the mean of its heads: linear recurrence" in said
+    code, _, err = look(capsys, "the cat", "--model", mamba, "--json")
+    assert code == 2
+    assert "--json is for the table of heads with a softmax" in " ".join(err.split())
+
+
+def test_layers_without_a_softmax_are_named_beside_others(capsys, tmp_path):
+    recording = record_implicit(7, SoftmaxAttention, SiluAttention)
+    recording.save(tmp_path / "both.reg")
+    assert main(["heads", str(tmp_path / "both.reg")]) == 0
+    assert "One layer has no softmax: --attention implicit." in " ".join(capsys.readouterr().out.split())
+    assert main(["heads", str(tmp_path / "both.reg"), "--attention", "implicit"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "1 layer without a softmax. 7 tokens. Layers with a softmax: --attention self." in said
+    assert "layer 0, head 0: silu attention" in said

@@ -28,6 +28,19 @@ class SoftmaxAttention(SiluAttention):
         return scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
 
 
+def record_spread(tokens: int) -> regard.Recording:
+    """A recording of one layer whose entries are spread over many decades, most of them small."""
+    torch.manual_seed(0)
+    model = SiluAttention().double()
+    with torch.no_grad(), regard.record(model) as recording:
+        for part in (model.q, model.k):
+            part.bias.zero_()
+        sizes = 10 ** (-8 * torch.rand(1, tokens, 1, dtype=torch.float64))
+        model(sizes * torch.randn(1, tokens, H * D, dtype=torch.float64))
+    recording.tokens = [f" a{n}" for n in range(tokens)]
+    return recording
+
+
 def record_implicit(tokens: int, *kinds: type[torch.nn.Module], batch: int = B) -> regard.Recording:
     """A recording of layers in a row, in float64, with words for each batch row."""
     torch.manual_seed(0)

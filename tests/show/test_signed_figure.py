@@ -8,7 +8,7 @@ import regard
 from regard.errors import ConfigError
 from regard.show.all_heads import draw_all_heads
 from regard.show.color_ramp import shade_signed
-from show.implicit_recordings import SiluAttention, SoftmaxAttention, pool_signed, record_implicit
+from show.implicit_recordings import SiluAttention, SoftmaxAttention, pool_signed, record_implicit, record_spread
 
 T, LONG, BINS = 11, 613, 512  # words; more tokens than a picture has bins
 NOTE = "No softmax: entries are signed, blue above 0, brown below; rows need not sum to 1."
@@ -59,16 +59,20 @@ def test_a_short_head_has_its_words_its_numbers_and_both_hues(recording):
     assert f"{float(dense[3, 4]):.2f}".replace("-", "−") in said
 
 
-def test_a_long_head_is_drawn_in_bins_of_the_entry_that_is_largest_in_size(long_recording):
-    dense = long_recording.map(1, kind="implicit").dense()[0, 1]
-    picture = regard.figure(long_recording, 1, 1)  # no layer has a softmax
+@pytest.mark.parametrize("decades", [None, 4])
+def test_a_long_head_is_drawn_in_bins_of_the_entry_that_is_largest_in_size(long_recording, decades):
+    recording = record_spread(LONG) if decades else long_recording
+    dense = recording.map(0, kind="implicit").dense()[0, 1]
+    picture = regard.figure(recording, 0, 1)  # no layer has a softmax
     pooled = pool_signed(dense, BINS, BINS, "max").numpy()
+    assert (np.median(np.abs(pooled)) < np.abs(pooled).max() / 100) == bool(decades)
     (image,) = picture.axes[0].images
     assert np.allclose(image.get_array(), pooled, rtol=1e-6, atol=0)
-    expect_colors(image, pooled, decades=4)
+    expect_colors(image, pooled, decades)
     said = read_texts(picture)
     assert "entry largest\nin size" in said
-    assert f"{NOTE}\nColors are logarithmic, over four decades on each side of 0." in said
+    assert NOTE in said
+    assert ("Colors are logarithmic, over four decades on each side of 0." in said) == bool(decades)
     assert f"{np.abs(pooled).max():+.2g}" in said
     assert "keys, in bins of 1.2 tokens" in said
 

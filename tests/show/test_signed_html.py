@@ -12,7 +12,7 @@ from regard.show.color_scale import SIGNED_DECADES
 from regard.show.signed_html import pool_entries
 from regard.show.svg_matrix import SHADES, SIGNED_RAMP
 from show.elements import Page, pixels
-from show.implicit_recordings import SiluAttention, SoftmaxAttention, pool_signed, record_implicit
+from show.implicit_recordings import SiluAttention, SoftmaxAttention, pool_signed, record_implicit, record_spread
 from show.test_notebook import open_cell
 
 T, LONG = 11, 307
@@ -55,8 +55,8 @@ def test_the_two_hues_are_those_of_signs():
     assert len(set(SIGNED_RAMP)) == len(SIGNED_RAMP)
 
 
-def test_a_long_map_is_drawn_over_four_decades(long_recording):
-    m = long_recording.map(0, 1, kind="implicit")
+def test_a_long_map_whose_entries_are_mostly_small_is_drawn_over_four_decades():
+    m = record_spread(LONG).map(0, 1, kind="implicit")
     shown = m._repr_html_()
     (element,) = Page(shown).all("img")
     pooled = pool_signed(m.dense()[0, 0], 240, 240, "max")
@@ -126,7 +126,7 @@ def test_of_many_entries_the_last_query_of_each_bin_is_computed(long_recording):
 
 
 @pytest.mark.slow
-def test_the_pointer_tells_a_signed_entry(browser, tmp_path, recording, long_recording):
+def test_the_pointer_tells_a_signed_entry(browser, tmp_path, recording):
     m = recording.map(0, kind="implicit")
     dense = m.dense()[0]
     page, said = open_cell(browser, tmp_path, m)
@@ -141,12 +141,13 @@ def test_the_pointer_tells_a_signed_entry(browser, tmp_path, recording, long_rec
         close = 0.501 * told["ends"][1] / MIDDLE + 0.501e-2
         assert float(words.rpartition(" ")[2]) == pytest.approx(float(dense[head, query, key]), abs=close)
     assert said == []
-    m = long_recording.map(0, 1, kind="implicit")
+    m = record_spread(LONG).map(0, 1, kind="implicit")
     pooled = pool_signed(m.dense()[0, 0], 240, 240, "max")
     page, said = open_cell(browser, tmp_path, m)
     image = page.locator("img")
     box, told = image.bounding_box(), json.loads(image.get_attribute("data-frame"))
-    for row, column in ((100, 30), (7, 201)):
+    places = pooled.argmax(), pooled.argmin(), pooled.abs().flatten().argsort()[-500]
+    for row, column in (divmod(int(place), 240) for place in places):
         page.mouse.move(
             box["x"] + told["x"] + told["w"] * (column + 0.5) / 240, box["y"] + told["y"] + told["h"] * (row + 0.5) / 240
         )

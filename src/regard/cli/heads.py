@@ -26,7 +26,7 @@ from regard.probe.probe_heads import FIRST_COLUMNS, probe_heads
 from regard.probe.repeated_tokens import SEEDS
 from regard.probe.retrieval import LENGTH, MOST_NEW_TOKENS, NeedlePrompt, make_needle_prompts, measure_retrieval
 from regard.probe.succession import make_successions, measure_succession
-from regard.show.axis_words import choose_attention_kind
+from regard.show.axis_words import choose_map_kind
 from regard.show.head_summary import render_kinds, render_sentences, render_table, select_clearest
 from regard.show.page.single_file import page
 from regard.show.terminal import escape_text, open_console, print_lines, print_wrapped
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     refuse_options(options, OF_PROBES, "--{0} is of a probe: it needs --model.")
     check_table(options)
     recording = load(options.recording)
-    kind = choose_attention_kind(recording, options.attention)
+    kind = choose_map_kind(recording, options.attention)
     q, k = recording.map(0, kind=kind).shape[2:]
     line = f"{q:,} tokens look at {k:,}." if kind == "cross" else f"{q:,} tokens."
     if options.page:

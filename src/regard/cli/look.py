@@ -25,10 +25,10 @@ from regard.mechanism.arguments import check_choice
 from regard.observe import Recording, record
 from regard.observe.head_kinds import Head, Heads, classify_heads, find_score
 from regard.observe.head_scores import SCORES, HeadOptions
-from regard.observe.run import KINDS
+from regard.observe.run import IMPLICIT, KINDS
 from regard.observe.tensor_store import Store
-from regard.show import recording_views
-from regard.show.axis_words import choose_attention_kind, describe_bytes
+from regard.show import implicit_views, recording_views
+from regard.show.axis_words import choose_map_kind, describe_bytes
 from regard.show.head_summary import (
     KIND_ORDER,
     render_grids,
@@ -94,8 +94,11 @@ def print_report(recording: Recording, options: argparse.Namespace, line: str = 
     """Print the requested part of a recording: a head, a row, or an overview."""
     console = open_console()
     place = None if options.head is None else recording_views.parse_layer_head(options.head)
-    kind = choose_attention_kind(recording, options.attention)
+    kind = choose_map_kind(recording, options.attention)
     line = f"{line} {describe_kind(recording, kind)}".strip()
+    if kind == IMPLICIT:
+        print_implicit(console, recording, options, place, line)
+        return
     if options.query is not None:
         lines = list(recording_views.render_row(recording, place, options.query, measure_window(console), options.all, kind))
     elif place is not None:
@@ -107,11 +110,41 @@ def print_report(recording: Recording, options: argparse.Namespace, line: str = 
     print_lines(console, lines)
 
 
+def print_implicit(
+    console: Console, recording: Recording, options: argparse.Namespace, place: tuple[int, int | None] | None, line: str
+) -> None:
+    """Print a head or a row of the layers without a softmax, or a table of them and the first head of the middle one."""
+    refused = next((name for name in ("json", "csv", "kind", "sort") if getattr(options, name)), None)
+    if refused is not None:
+        raise ConfigError(f"--{refused} is for the table of heads with a softmax, which these layers do not have.")
+    window, count = measure_window(console), implicit_views.count_layers(recording)
+    if options.query is not None:
+        lines = list(implicit_views.render_row(recording, place, options.query, window, options.all))
+    else:
+        lines = list(implicit_views.render_head(recording, place or (count // 2, 0), window))
+    layers = f"{count} layer{'s' * (count != 1)} without a softmax"
+    print_wrapped(console, Text(f"{escape_text(recording.model)}: {layers}. {line}".strip(), style="bold"))
+    if place is None:
+        print_lines(console, [*implicit_views.render_layers(recording, console.width), Text()])
+    print_lines(console, lines)
+    if place is None:
+        hint = "--head L.H shows another head, --head L the mean of a layer, and --query WORD a row of it."
+        print_wrapped(console, Text(hint, style="dim"))
+
+
 def describe_kind(recording: Recording, kind: str) -> str:
     """Return a note on the kind of attention that is shown; empty if there is only self attention."""
     other_kind = next((one for one in KINDS if one != kind and recording.layers(one)), None)
     sentences = ["This is cross attention, of one text to another."] if kind == "cross" else []
-    return " ".join([*sentences, *([f"There is {other_kind} attention too: --attention {other_kind}."] if other_kind else [])])
+    sentences += [f"There is {other_kind} attention too: --attention {other_kind}."] if other_kind and kind in KINDS else []
+    implicit = len(recording.last.list_all_visits(IMPLICIT)) if kind != IMPLICIT else 0
+    if implicit:
+        layers = "One layer has" if implicit == 1 else f"{implicit} layers have"
+        sentences.append(f"{layers} no softmax: --attention implicit.")
+    others = [one for one in KINDS if recording.layers(one)]
+    if kind == IMPLICIT and others:
+        sentences.append(f"Layers with a softmax: --attention {' or '.join(others)}.")
+    return " ".join(sentences)
 
 
 def check_table(options: argparse.Namespace, scores: Sequence[str] = SCORES) -> None:

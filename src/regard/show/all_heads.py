@@ -62,21 +62,22 @@ def draw_all_heads(
     is_signed = kind == IMPLICIT
     maps: list[AttentionMap | ImplicitMap] = [recording.map(layer, kind=kind, part=part).select(batch=row) for layer in chosen]
     numbers = max((recording.heads(layer, kind, part) for layer in chosen), key=len)  # in the model, of those recorded
-    tokens = max(max(m.shape[2:]) for m in maps)
-    note = ""
-    if is_signed:
-        signed = choose_signed_scale(tokens)
-        cut = f"\nThe first {MAX_SIGNED_HEADS} of up to {len(numbers):,} heads." * (len(numbers) > MAX_SIGNED_HEADS)
-        note = describe_signs(signed) + cut
+    cut, note = "", ""
+    if is_signed and len(numbers) > MAX_SIGNED_HEADS:
+        cut = f"\nThe first {MAX_SIGNED_HEADS} of up to {len(numbers):,} heads."
         maps, numbers = [m.select(heads=slice(MAX_SIGNED_HEADS)) for m in maps], numbers[:MAX_SIGNED_HEADS]
+    pooled = [m.pooled(min(m.shape[2], BINS), min(m.shape[3], BINS), "max")[0].double().cpu() for m in maps]
+    tokens, shown = max(max(m.shape[2:]) for m in maps), torch.cat([found.flatten() for found in pooled])
+    norm = make_weight_norm(shown, tokens)
+    if is_signed:
+        signed = choose_signed_scale(shown, tokens)
+        note, norm = describe_signs(signed) + cut, make_norm(signed, shown.numpy())
     across = len(numbers)
     side = min(MAX_SIDE, MAX_WIDTH / across - GAP, MAX_HEIGHT / len(maps) - GAP)
     left = measure_widest([f"layer {chosen[-1]}"]) + 0.15
-    width, height = (
-        left + across * (side + GAP) + RIGHT,
-        ABOVE + len(maps) * (side + GAP) + BELOW + 0.18 * len(note.splitlines()),
-    )
-    width = max(width, left + 1.2 * measure_widest([title]), 0.2 + measure_widest(note.splitlines()))
+    lines = note.splitlines()
+    width, height = left + across * (side + GAP) + RIGHT, ABOVE + len(maps) * (side + GAP) + BELOW + 0.18 * len(lines)
+    width = max(width, left + 1.2 * measure_widest([title]), 0.2 + measure_widest(lines))
     picture = Picture(figsize=(width, max(height, 1.4)))
     width, height = picture.get_size_inches()
 
@@ -91,9 +92,6 @@ def draw_all_heads(
         1 if measure_widest([f" {max(numbers) + 1}"]) * size / TEXT_SIZE < side + GAP else 5
     )  # so that the head numbers do not touch
     skip = 1 if (side + GAP) * POINTS_PER_INCH >= LINE_HEIGHT * size else 5
-    pooled = [m.pooled(min(m.shape[2], BINS), min(m.shape[3], BINS), "max")[0].double().cpu() for m in maps]
-    shown = torch.cat([found.flatten() for found in pooled])
-    norm = make_norm(signed, shown.numpy()) if is_signed else make_weight_norm(shown, tokens)
     for down, found in enumerate(pooled):
         if down % skip == 0:
             write_word(left - 0.08, ABOVE + down * (side + GAP) + side / 2, f"layer {chosen[down]}", "right")

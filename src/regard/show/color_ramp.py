@@ -12,6 +12,13 @@ TERMINAL_SHADES: tuple[tuple[int, RGB], ...] = (  # the colors of a 256-color te
     (67, (95, 135, 175)),
     (25, (0, 95, 175)),
 )
+TERMINAL_BROWNS: tuple[tuple[int, RGB], ...] = (  # those of values below 0, as light as the blue ones
+    (231, (255, 255, 255)),
+    (223, (255, 215, 175)),
+    (180, (215, 175, 135)),
+    (137, (175, 135, 95)),
+    (130, (175, 95, 0)),
+)
 PAPER, INK = (255, 255, 255), (0, 0, 0)
 RAISES, LOWERS = (33, 102, 172), (179, 88, 6)  # of the largest values above and below 0, #2166ac and #b35806 (ColorBrewer)
 
@@ -43,6 +50,12 @@ def shade_signed(share: float) -> RGB:
 def find_terminal_shade(share: float) -> tuple[int, RGB]:
     """Return the nearest of the few shades of a 256-color terminal: its number and its color."""
     return TERMINAL_SHADES[round(min(max(share, 0.0), 1.0) * (len(TERMINAL_SHADES) - 1))]
+
+
+def find_signed_terminal_shade(share: float) -> tuple[int, RGB]:
+    """Return the nearest of the shades of a 256-color terminal to a share from -1, brown, to 1, blue: its number and color."""
+    shades = TERMINAL_SHADES if share > 0 else TERMINAL_BROWNS
+    return shades[round(min(abs(share), 1.0) * (len(shades) - 1))]
 
 
 def choose_ink(paper: RGB) -> RGB:

@@ -14,6 +14,7 @@ MAX_LINEAR_TOKENS = 48  # maximum tokens for a linear scale of colors; with more
 SMALL_WEIGHT = 0.1  # fraction of the largest weight, below which a linear scale shows nothing
 MIN_LOG_WEIGHT = 1e-4  # smallest weight at which a logarithmic scale of colors may start
 PALEST_SHARE = 0.02  # share of the weights below the start of a logarithmic scale
+SMALL_ENTRY = 0.01  # part of the largest entry of a signed map in size; if most are smaller, its scale is logarithmic
 SIGNED_DECADES = 4  # of a logarithmic scale on each side of 0
 SMALL_WEIGHTS_LIMIT = 1 / 3  # share of all attention on such small weights, above which the scale is logarithmic
 
@@ -139,9 +140,11 @@ def choose_scale(weights: Tensor, tokens: int) -> Scale:
     return make_log_scale(seen)
 
 
-def choose_signed_scale(tokens: int) -> Signed:
-    """Choose a scale for the entries of a signed map: logarithmic for many tokens, of which most entries are small."""
-    return Signed() if tokens <= MAX_LINEAR_TOKENS else SignedLog()
+def choose_signed_scale(entries: Tensor, tokens: int) -> Signed:
+    """Choose a scale for the entries of a signed map: logarithmic for many tokens where most entries are small, else linear."""
+    sizes = entries[entries.isfinite() & (entries != 0)].double().abs()
+    is_even = not len(sizes) or float(sizes.median()) >= SMALL_ENTRY * float(sizes.max())
+    return Signed() if tokens <= MAX_LINEAR_TOKENS or is_even else SignedLog()
 
 
 def make_log_scale(seen: Tensor) -> Log:

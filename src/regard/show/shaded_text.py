@@ -9,7 +9,7 @@ from rich.text import Text
 from torch import Tensor
 
 from regard.observe import Recording
-from regard.show.terminal import escape_text, get_heat_style, truncate_end
+from regard.show.terminal import escape_text, truncate_end
 from regard.show.terminal_colors import Heat, TerminalArea
 
 MAX_LINES = 10  # lines of a text that is shown in part
@@ -41,7 +41,7 @@ def render_shaded_text(
         space = space if line.cell_len else ""
         value = float(values[n])
         is_plain = n == marked or value == 0  # a weight of 0 has no color
-        style = (MARKED if n == marked else Style()) if is_plain else get_heat_style(heat.share(value), window.colors)
+        style = (MARKED if n == marked else Style()) if is_plain else heat.get_style(value, window.colors)
         below += " " * (line.cell_len + len(space) - len(below)) + ("" if is_plain else heat.get_digit(value))
         line.append(space).append(shown, style=style)
         if ends:

@@ -32,10 +32,10 @@ def draw_signed_head(m: ImplicitMap, rows: Span, columns: Span, words: AxisWords
 def draw_signed_bins(m: ImplicitMap, rows: Span, columns: Span, title: str) -> Picture:
     """Draw a long part of a map in bins, each the entry that is largest in size."""
     size = min(BINS, rows[1] - rows[0]), min(BINS, columns[1] - columns[0])
-    values = m.tile(slice(*rows), slice(*columns), size, "max")[0, 0].double().cpu().numpy()
+    entries = m.tile(slice(*rows), slice(*columns), size, "max")[0, 0].double().cpu()
+    values, scale = entries.numpy(), choose_signed_scale(entries, max(m.shape[2:]))
     picture = Picture(figsize=(LEFT + SIZE + RIGHT, ABOVE + SIZE + BELOW))
     axes = picture.add_axes_at(LEFT, BELOW, SIZE, SIZE)
-    scale = choose_signed_scale(max(m.shape[2:]))
     image = draw_signed_picture(axes, values, make_norm(scale, values), (columns[0], columns[1], rows[1], rows[0]))
     is_pooled = size != (rows[1] - rows[0], columns[1] - columns[0])
     bar = add_signed_bar(picture, image, scale, (LEFT + SIZE + 0.2, BELOW, 0.13, SIZE))

@@ -26,7 +26,7 @@ def render_implicit_map(m: ImplicitMap) -> str:
     words = [str(n) for n in range(k)]
     asides = words[m.offset : m.offset + q] if m.offset + q <= k else [str(n) for n in range(q)]
     is_all = h == 1 and found.shape[1:] == (q, k)
-    scale = choose_signed_scale(max(q, k))
+    scale = choose_signed_scale(found, max(q, k))
     ends = scale.ends(found.flatten().tolist())
     pictures = []
     for n, entries in enumerate(found):
@@ -52,7 +52,7 @@ def render_implicit_sheet(recording: Recording, size: tuple[int, int]) -> tuple[
     maps = [build_implicit_map(recording.last, one.calls) for _, one in chosen]
     found = [pool_entries(m, shown, TILE_CELLS, MAX_ENTRIES // sum(heads)) for m, shown in zip(maps, heads, strict=True)]
     sheet, is_sampled = tile_heads([entries for entries, _ in found]), found[0][1]
-    scale = choose_signed_scale(max(q, k))
+    scale = choose_signed_scale(sheet, max(q, k))
     matrix = Matrix(
         sheet,
         [f"layer {n}" for n, _ in chosen],

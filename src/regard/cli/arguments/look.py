@@ -65,7 +65,8 @@ def add_table_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--attention",
         choices=derived.read_flags("look")["kinds"],
-        help="of a text to itself, or to another text, e.g. of a translation to its source (self if there is any)",
+        help="of a text to itself, or to another text, e.g. of a translation to its source (self if there is any); implicit: "
+        "layers without a softmax",
     )
     parser.add_argument("--sort", metavar="SCORE", help="sort the rows by a score, e.g. prev or entropy, largest first")
     parser.add_argument("--head", metavar="L.H", help="a heat map of head H of layer L, or of layer L: the mean of its heads")
