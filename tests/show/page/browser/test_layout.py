@@ -389,6 +389,16 @@ def test_the_word_of_every_control_is_explained_by_the_help(open_view, view):
     assert all(len(text) > 20 for text in page.locator("dialog .terms dd").all_inner_texts())
 
 
+TOKENS = "Each word that is shown or counted is a token of the model: a word, or a piece of one."
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_the_help_of_every_view_says_that_its_words_are_tokens(open_view, view):
+    page = open_view(view, "laptop")
+    page.get_by_role("button", name="Help").click()
+    assert page.locator("dialog .explained").inner_text().endswith(f" {TOKENS}")
+
+
 @pytest.mark.parametrize("view", [view for view in VIEWS if view != "heads"])
 def test_the_mark_of_a_space_is_explained_where_it_stands_and_by_the_help(open_view, view):
     page = open_view(view, "laptop")

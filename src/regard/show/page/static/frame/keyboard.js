@@ -49,6 +49,7 @@ export function createKeyboard(app, ofView, hands) {
 }
 
 const WEIGHTS = "Attention weights say how much of each earlier word a word takes in; those of a word add up to 1.";
+const TOKENS = "Each word that is shown or counted is a token of the model: a word, or a piece of one.";
 const PICTURES = {
   type: "Each word is shaded by its weight for the selected word. At the side is the same for all words at once, one picture for each head: rows are the words that look (queries), columns those looked at (keys). The bars are the words that the model expects next.",
   image: "Each patch of the image is colored by its weight for the selected patch or word.",
@@ -61,8 +62,13 @@ const PICTURES = {
   generate: "Each token that the model wrote, a word or a piece of one, with the tokens it looked at, those that moved it, and the likeliest alternatives.",
 };
 
-// Render what the picture of the view shows.
-const renderPicture = (app) => [el("h2", {}, "What is seen"), el("p", { class: "explained" }, app.inUnits([PICTURES[app.state().view], app.state().view !== "implicit" && WEIGHTS].filter(Boolean).join(" ")))];
+// Render what the picture of the view shows, and what its words are; those of the lectures' examples are whole words.
+function renderPicture(app) {
+  const { view, example } = app.state();
+  const said = app.inUnits([PICTURES[view], view !== "implicit" && WEIGHTS].filter(Boolean).join(" "));
+  const tokens = app.unit() === "word" && !(view === "steps" && example);
+  return [el("h2", {}, "What is seen"), el("p", { class: "explained" }, tokens ? `${said} ${TOKENS}` : said)];
+}
 
 // Render the words of the view's controls, and what they mean.
 const renderTerms = (app) => [el("h2", {}, "Words"), el("dl", { class: "terms" }, listTerms(app).map(([word, text]) => [el("dt", {}, word), el("dd", {}, text)]))];
