@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from regard.map.distance_products import DistanceProducts, drop_expanded
 from regard.map.relative_bias import RelativeBias
 from regard.mechanism.request import Request
 from regard.mechanism.scores import score_dtype
@@ -18,21 +19,25 @@ def find_hiding_bias(request: Request) -> float:
 
     Numbers that hide lie below a gap: beside any number above it their weight underflows to 0, for every query and key of the
     request. A bias that falls with distance has no such gap, since its steps are small. A row in which every number hides is
-    masked out everywhere, though its softmax has weights; so 0, which hides nothing, counts as one of the numbers.
+    masked out everywhere, though its softmax has weights; so 0, which hides nothing, counts as one of the numbers. Products
+    with distances count as scores, and hide nothing.
     """
-    if request.bias is None or not request.bias.numel():
+    bias, products = request.bias, 0.0
+    if isinstance(bias, DistanceProducts):
+        products, bias = bias.bound(), bias.rest
+    if bias is None or not bias.numel():
         return -math.inf
-    blocks, exact = split_entries(request.bias), torch.finfo(score_dtype(request.q.dtype))
+    blocks, exact = split_entries(bias), torch.finfo(score_dtype(request.q.dtype))
     underflow = 1 + math.log(2) - math.log(exact.smallest_normal) - math.log(exact.eps)
     found, lowest = -math.inf, find_lowest(blocks, -math.inf)
     if lowest < -underflow:
-        reach = underflow + 2 * SPARE * bound_scores(request)
+        reach = underflow + 2 * SPARE * (bound_scores(request) + products)
         while lowest < -underflow:
             hiding, shown = find_highest(blocks, lowest / 2), find_lowest(blocks, lowest / 2)
             if not shown - hiding > reach - 2 * exact.eps * lowest:  # nor if the bound is NaN
                 break
             found, lowest = hiding, shown
-    return found
+    return found + SPARE * products
 
 
 def replace_hiding_numbers(request: Request) -> Request:
@@ -40,17 +45,23 @@ def replace_hiding_numbers(request: Request) -> Request:
     hiding, bias = find_hiding_bias(request), request.bias
     if bias is None or hiding == -math.inf:
         return request
+    return request._replace(bias=hide_numbers(bias, hiding))
+
+
+def hide_numbers(bias: Tensor, most: float) -> Tensor:
+    """Return a bias with -inf for each of its numbers that is at most `most`."""
+    if isinstance(bias, DistanceProducts):
+        return bias if bias.rest is None else bias.with_rest(hide_numbers(bias.rest, most))
     entries = drop_repeats(bias)
-    replaced = entries.masked_fill(entries <= hiding, -math.inf)
+    replaced = entries.masked_fill(entries <= most, -math.inf)
     if isinstance(bias, RelativeBias):
-        return request._replace(bias=RelativeBias(replaced.expand(bias.diagonals.shape), bias.shape[-2]))
-    return request._replace(bias=replaced.expand(bias.shape))
+        return RelativeBias(replaced.expand(bias.diagonals.shape), bias.shape[-2])
+    return replaced.expand(bias.shape)
 
 
 def drop_repeats(bias: Tensor) -> Tensor:
     """Return the numbers of a bias, of a relative one its diagonals, with size 1 for each axis along which it is expanded."""
-    entries = bias.diagonals if isinstance(bias, RelativeBias) else bias
-    return entries[tuple(slice(None) if stride else slice(1) for stride in entries.stride())]
+    return drop_expanded(bias.diagonals if isinstance(bias, RelativeBias) else bias)
 
 
 def split_entries(bias: Tensor) -> tuple[Tensor, ...]:

@@ -5,16 +5,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
-STATED = ("__len__", "dim", "size", "numel", "is_floating_point", "element_size", "stride")  # what the shape and dtype tell
-PROPERTIES = ("shape", "dtype", "device", "layout", "ndim", "is_nested", "is_sparse", "is_cuda", "is_meta", "requires_grad")
-ENTRYWISE = ("to", "float", "double", "half", "bfloat16", "cpu", "detach", "clone", "contiguous", "__deepcopy__")
-METHODS = (*ENTRYWISE, "__getitem__", "expand", "to_dense", "data_ptr")
+from regard.map.computed_bias import ENTRYWISE, ComputedBias, MatrixIndex
+
 SMALLER = 4  # times as many entries as its diagonals must a bias have
 
 
-class RelativeBias(Tensor):
+class RelativeBias(ComputedBias):
     """A bias (..., q, k) of which only the diagonals (..., q + k - 1) are stored.
 
     The entry of query i and key j is diagonals[j - i + q - 1]. Its slices, rows, entries and heads are found by the diagonals;
@@ -30,31 +27,6 @@ class RelativeBias(Tensor):
         found: RelativeBias = Tensor._make_wrapper_subclass(cls, shape, dtype=diagonals.dtype, device=diagonals.device)
         found.diagonals = diagonals
         return found
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Compute a function of torch by the method of its name, or by the whole bias."""
-        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
-        if isinstance(args[0] if args else None, cls):
-            if name in STATED or (name == "__get__" and func.__self__.__name__ in PROPERTIES):
-                with torch._C.DisableTorchFunctionSubclass():
-                    return func(*args, **kwargs)
-            if name in METHODS:
-                return getattr(cls, name)(*args, **kwargs)
-        return func(*tree_map_only(cls, cls.to_dense, args), **tree_map_only(cls, cls.to_dense, kwargs))
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """Compute an operator of torch, where functions of torch are not overridden, by the whole bias."""
-        return func(*tree_map_only(cls, cls.to_dense, args), **tree_map_only(cls, cls.to_dense, kwargs or {}))
-
-    def __getitem__(self, index: Any) -> Tensor:
-        """Return what is at an index, as of a tensor."""
-        found = self.index_diagonals(index)
-        return self.to_dense()[index] if found is None else found
-
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return f"RelativeBias{tuple(self.shape)}"
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]
@@ -78,28 +50,16 @@ class RelativeBias(Tensor):
         shape = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
         return RelativeBias(self.diagonals.expand(*shape[:-2], -1), self.shape[-2])
 
-    def index_diagonals(self, index: Any) -> Tensor | None:
-        """Return the entries of an index, as of a tensor; None if they do not follow from the diagonals alone."""
-        parts = list(index) if isinstance(index, tuple) else [index]
-        if any(one is None or (isinstance(one, Tensor) and one.dtype == torch.bool) for one in parts):
-            return None
-        if any(one is Ellipsis for one in parts):
-            at = next(n for n, one in enumerate(parts) if one is Ellipsis)
-            parts[at : at + 1] = [slice(None)] * (self.dim() - len(parts) + 1)
-        parts += [slice(None)] * (self.dim() - len(parts))
-        *leading, rows, columns = parts
+    def read(self, index: MatrixIndex) -> Tensor | None:
+        """Return the entries of an index; None if they do not follow from the diagonals alone."""
         queries, keys = self.shape[-2:]
-        if isinstance(rows, slice) and isinstance(columns, slice):
-            (i, m, down), (j, n, right) = rows.indices(queries), columns.indices(keys)
-            if down != 1 or right != 1 or i >= m or j >= n:
-                return None
-            return RelativeBias(self.diagonals[(*leading, slice(j - m + queries, n - i + queries - 1))], m - i)
-        if isinstance(rows, Tensor) and isinstance(columns, slice) and self.dim() == 2 and rows.dim() == 1:
-            rows, columns = rows.unsqueeze(-1), torch.arange(keys, device=rows.device)[columns]
-        if not (isinstance(rows, Tensor) and isinstance(columns, Tensor)):
-            return None
-        rows, columns = rows + queries * (rows < 0), columns + keys * (columns < 0)
-        return self.diagonals[(*leading, columns - rows + queries - 1)]
+        spans = index.find_spans(queries, keys)
+        if spans is not None:
+            rows, columns = spans
+            distances = slice(columns.start - rows.stop + queries, columns.stop - rows.start + queries - 1)
+            return RelativeBias(self.diagonals[(*index.leading, distances)], rows.stop - rows.start)
+        entries = index.find_entries(queries, keys)
+        return None if entries is None else self.diagonals[(*index.leading, entries[1] - entries[0] + queries - 1)]
 
 
 def apply_to_diagonals(name: str) -> Callable[..., RelativeBias]:
@@ -116,8 +76,10 @@ for name in ENTRYWISE:
 
 
 def compress_bias(bias: Tensor) -> Tensor:
-    """Return a bias (..., q, k) as a RelativeBias if its entries are equal along every diagonal, else as it is."""
+    """Return a bias (..., q, k) as a RelativeBias if it is stored whole and equal along every diagonal, else as it is."""
     queries, keys = bias.shape[-2:]
+    if isinstance(bias, ComputedBias):
+        return bias
     if queries * keys < SMALLER * (queries + keys) or not torch.equal(bias[..., 1, 1:], bias[..., 0, :-1]):
         return bias
     if not torch.equal(bias[..., 1:, 1:], bias[..., :-1, :-1]):

@@ -14,13 +14,13 @@ from regard.observe import implicit_serialization, safetensors_file
 from regard.observe.consistency import ParentRowsChecker, check_call, check_keys
 from regard.observe.header_values import (
     REAL,
+    require_bias,
     require_bool,
     require_count,
     require_finite,
     require_four_axes,
     require_list,
     require_offset,
-    require_relative_bias,
     require_rows,
     require_text,
 )
@@ -151,8 +151,7 @@ def deserialize_call(found: dict[str, Any], tensors: dict[str, Tensor], masks: M
     names = {name: found.get(name) for name in CALL_TENSORS}
     named: dict[str, Any] = {name: None if x is None or name == "bias" else tensors[x] for name, x in names.items()}
     if names["bias"] is not None:
-        is_relative = isinstance(names["bias"], list)
-        named["bias"] = require_relative_bias(names["bias"], tensors) if is_relative else tensors[names["bias"]]
+        named["bias"] = require_bias(names["bias"], tensors)
     if named["q"] is None or require_four_axes(named["q"]).dtype not in REAL:
         raise ValueError("queries must be floating-point numbers with four axes")
     unreal = [name for name, x in named.items() if x is not None and x.dtype not in REAL]

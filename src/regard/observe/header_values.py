@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.map.distance_products import DistanceProducts, DistanceTerm
 from regard.map.relative_bias import RelativeBias
 
 LARGEST = 2**30  # numbers of an empty tensor, its batch or position axis of 0 counted as 1
@@ -77,6 +78,37 @@ def require_relative_bias(x: Any, tensors: dict[str, Tensor]) -> RelativeBias:
     if diagonals.dim() != 3 or not 0 < require_count(queries) <= diagonals.shape[2]:
         raise ValueError(f"diagonals {tuple(diagonals.shape)} are no bias of {queries} queries")
     return RelativeBias(diagonals, queries)
+
+
+def require_bias(x: Any, tensors: dict[str, Tensor]) -> Tensor:
+    """Return the bias of x: the name of a tensor, of diagonals with their number of queries, or those of products."""
+    if isinstance(x, dict):
+        return require_distance_products(x, tensors)
+    return require_relative_bias(x, tensors) if isinstance(x, list) else tensors[x]
+
+
+def require_distance_products(x: dict[str, Any], tensors: dict[str, Tensor]) -> DistanceProducts:
+    """Return the bias of x: the names of the vectors, tables and indices of its terms, and of what is added to them."""
+    shape = tuple(require_count(size) for size in require_list(x["shape"], 4))
+    terms = []
+    for found in require_list(x["terms"]):
+        *names, is_of_keys = require_list(found, 4)
+        vectors, table, index = (tensors[name] for name in names)
+        if index.dtype != torch.int64 or index.dim() != 1 or not vectors.dim() == table.dim() == 4:
+            raise ValueError(f"vectors {tuple(vectors.shape)} and a table {tuple(table.shape)} are no term")
+        if any(one.dtype not in REAL for one in (vectors, table)) or vectors.shape[3] != table.shape[3]:
+            raise ValueError(f"vectors {tuple(vectors.shape)} do not fit a table {tuple(table.shape)}")
+        own, other = (shape[3], shape[2]) if require_bool(is_of_keys) else (shape[2], shape[3])
+        has_rows = len(index) > 0 and int(index.min()) >= 0 and int(index.max()) < table.shape[2]
+        if vectors.shape[2] != own or len(index) != own + other - 1 or not has_rows:
+            raise ValueError(f"an index of {len(index)} distances does not fit {shape} and a table {tuple(table.shape)}")
+        if any(m not in (1, n) for one in (vectors, table) for m, n in zip(one.shape[:2], shape[:2], strict=True)):
+            raise ValueError(f"vectors {tuple(vectors.shape)} and a table {tuple(table.shape)} do not fit {shape}")
+        terms.append(DistanceTerm(vectors, table, index, is_of_keys))
+    rest = None if x["rest"] is None else require_bias(x["rest"], tensors)
+    if not terms or (rest is not None and rest.dtype not in REAL):
+        raise ValueError("products with distances need terms, and a bias of floating-point numbers")
+    return DistanceProducts(tuple(terms), rest).expand(shape)
 
 
 def require_rows(x: Tensor) -> Tensor:

@@ -4,20 +4,20 @@ from typing import Any
 
 from torch import Tensor
 
+from regard.map.computed_bias import ComputedBias
 from regard.map.convolution import Convolution
 from regard.map.implicit_map import MECHANISMS, Mechanism
 from regard.map.linear_recurrence import LinearRecurrence
-from regard.map.relative_bias import RelativeBias
 from regard.map.scored_matrix import ScoredMatrix
 from regard.map.stored_matrix import StoredMatrix
 from regard.observe.header_values import (
     REAL,
+    require_bias,
     require_count,
     require_finite,
     require_four_axes,
     require_list,
     require_offset,
-    require_relative_bias,
     require_rows,
     require_text,
 )
@@ -50,7 +50,7 @@ def serialize_mechanism(mechanism: Mechanism, packed: Any) -> dict[str, Any]:
     Tensors are flat in the file, so that the same numbers with other axes are there once.
     """
     given = mechanism.tensors.items()
-    tensors = {name: [packed.add(x if isinstance(x, RelativeBias) else x.reshape(-1)), list(x.shape)] for name, x in given}
+    tensors = {name: [packed.add(x if isinstance(x, ComputedBias) else x.reshape(-1)), list(x.shape)] for name, x in given}
     if isinstance(mechanism, Convolution):
         return {"kind": "convolution", "tensors": tensors, "batch": mechanism.batch, "length": mechanism.length}
     if isinstance(mechanism, StoredMatrix):
@@ -114,7 +114,7 @@ def deserialize_mechanism(found: dict[str, Any], tensors: dict[str, Tensor], mas
     for name, flat in found["tensors"].items():
         x, shape = require_list(flat, 2)
         sizes = [require_count(size) for size in require_list(shape)]
-        named[name] = require_relative_bias(x, tensors) if isinstance(x, list) else tensors[x].view(sizes)
+        named[name] = require_bias(x, tensors) if isinstance(x, list | dict) else tensors[x].view(sizes)
     if kind is Convolution:
         kernel = named["kernel"]
         if kernel.dtype not in REAL or kernel.numel() == 0:

@@ -14,9 +14,10 @@ from regard.atomic_write import write_atomically
 from regard.errors import DataError
 from regard.observe.checksums import compute_checksums, compute_header_checksum, find_altered_tensor
 
-# 2 adds additive scores and words of each axis; 3 checksums; 4 maps without a softmax; 5 biases by their diagonals
-FORMAT, VERSION = "regard recording", 5
-BEFORE_RECURRENCES, BEFORE_DIAGONALS = 3, 4  # of a file without any, which earlier code reads too
+# 2 adds additive scores and words of each axis; 3 checksums; 4 maps without a softmax; 5 biases by their diagonals; 6 those of
+# products with distances
+FORMAT, VERSION = "regard recording", 6
+BEFORE_RECURRENCES, BEFORE_DIAGONALS, BEFORE_PRODUCTS = 3, 4, 5  # of a file without any, which earlier code reads too
 HEADER, SUMS, SUM = "recording", "checksums", "checksum"  # metadata: our header, checksums of tensors, of the rest
 ATTEMPTS = 100  # to read a file that is being replaced
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
+from regard.map.distance_products import DistanceProducts, drop_expanded
 from regard.map.relative_bias import RelativeBias
 from regard.observe import implicit_serialization, safetensors_file
 from regard.observe.implicit_history import ImplicitCall, ImplicitHistory
@@ -35,12 +36,15 @@ class NamedTensors:
     def add(self, x: Tensor | None) -> Any:
         """Return the name of a tensor in the file, adding it if needed; None for None.
 
-        A relative bias is the name of its diagonals, and its queries.
+        A relative bias is the name of its diagonals, and its queries; one of products with distances is the names of its terms.
         """
         if x is None:
             return None
         if isinstance(x, RelativeBias):
             return [self.add(x.diagonals), x.shape[-2]]
+        if isinstance(x, DistanceProducts):
+            terms = [[*map(self.add, one.list_tensors()), one.is_of_keys] for one in x.terms]
+            return {"shape": list(x.shape), "terms": terms, "rest": None if x.rest is None else self.add(drop_expanded(x.rest))}
         key = x.data_ptr(), x.shape, x.stride(), x.dtype
         if key not in self.names or not x.numel():
             self.names[key] = f"t{len(self.tensors)}"
@@ -70,8 +74,10 @@ def find_version(recording: Any) -> int:
     implicit = [call for call in recording.calls if isinstance(call, ImplicitCall)]
     biases = [call.stored.bias for call in recording.calls if not isinstance(call, ImplicitCall)]
     biases += [call.stored.mechanism.tensors.get("bias") for call in implicit]
-    if any(isinstance(x, RelativeBias) for x in biases):
+    if any(isinstance(x, DistanceProducts) for x in biases):
         return safetensors_file.VERSION
+    if any(isinstance(x, RelativeBias) for x in biases):
+        return safetensors_file.BEFORE_PRODUCTS
     return safetensors_file.BEFORE_DIAGONALS if implicit else safetensors_file.BEFORE_RECURRENCES
 
 

@@ -1,0 +1,101 @@
+"""Biases of which less is stored than their entries: those that are read are computed."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+STATED = ("__len__", "dim", "size", "numel", "is_floating_point", "element_size", "stride")  # what the shape and dtype tell
+PROPERTIES = ("shape", "dtype", "device", "layout", "ndim", "is_nested", "is_sparse", "is_cuda", "is_meta", "requires_grad")
+ENTRYWISE = ("to", "float", "double", "half", "bfloat16", "cpu", "detach", "clone", "contiguous", "__deepcopy__")
+METHODS = (*ENTRYWISE, "__getitem__", "expand", "to_dense", "data_ptr", "index_select")
+
+
+class MatrixIndex(NamedTuple):
+    """An index of a bias (..., q, k): what it says of the leading axes, of the queries, and of the keys."""
+
+    leading: tuple[Any, ...]
+    rows: Any
+    columns: Any
+
+    def find_spans(self, queries: int, keys: int) -> tuple[slice, slice] | None:
+        """Return the queries and keys of an index that takes a span of each; None if it does not, or if one is empty."""
+        if not (isinstance(self.rows, slice) and isinstance(self.columns, slice)):
+            return None
+        (i, m, down), (j, n, right) = self.rows.indices(queries), self.columns.indices(keys)
+        return (slice(i, m), slice(j, n)) if down == right == 1 and i < m and j < n else None
+
+    def find_entries(self, queries: int, keys: int) -> tuple[Tensor, Tensor] | None:
+        """Return the queries and keys of an index of single entries, or of rows, as numbers that broadcast; else None."""
+        rows, columns = self.rows, self.columns
+        if isinstance(rows, Tensor) and isinstance(columns, slice) and rows.dim() == 1 and self.has_spans_alone:
+            rows, columns = rows.unsqueeze(-1), torch.arange(keys, device=rows.device)[columns]
+        if not (isinstance(rows, Tensor) and isinstance(columns, Tensor)):
+            return None
+        return rows + queries * (rows < 0), columns + keys * (columns < 0)
+
+    @property
+    def has_spans_alone(self) -> bool:
+        """Whether the index takes spans or single entries of all leading axes."""
+        return all(isinstance(one, slice | int) for one in self.leading)
+
+
+class ComputedBias(Tensor):
+    """A bias (..., q, k) whose class computes the entries that are read, and whatever else it knows of; torch gets them all."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Compute a function of torch by the method of its name, or by the whole bias."""
+        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        if isinstance(args[0] if args else None, ComputedBias):
+            if name in STATED or (name == "__get__" and func.__self__.__name__ in PROPERTIES):
+                with torch._C.DisableTorchFunctionSubclass():
+                    return func(*args, **kwargs)
+            if name in METHODS:
+                return getattr(type(args[0]), name)(*args, **kwargs)
+        return func(*make_dense(args), **make_dense(kwargs))
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        """Compute an operator of torch, where functions of torch are not overridden, by the whole bias."""
+        return func(*make_dense(args), **make_dense(kwargs or {}))
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """Return what is at an index, as of a tensor."""
+        parts = parse_index(index, self.dim())
+        found = None if parts is None else self.read(parts)
+        return self.to_dense()[index] if found is None else found
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"{type(self).__name__}{tuple(self.shape)}"
+
+    def read(self, index: MatrixIndex) -> Tensor | None:
+        """Return the entries of an index; None if they need the whole bias."""
+        raise NotImplementedError
+
+    def to_dense(self, *_: Any, **__: Any) -> Tensor:
+        """Return the whole bias."""
+        raise NotImplementedError
+
+    def index_select(self, dim: int, index: Tensor) -> Tensor:
+        """Return the entries along an axis at some places (n,)."""
+        along = dim % self.dim()
+        return self[(*(slice(None),) * along, index)]
+
+
+def make_dense(x: Any) -> Any:
+    """Return arguments with every computed bias among them as a tensor of all its entries."""
+    return tree_map_only(ComputedBias, lambda one: one.to_dense(), x)
+
+
+def parse_index(index: Any, dims: int) -> MatrixIndex | None:
+    """Return the parts of an index of a bias with this number of axes; None if it adds axes or holds a bool tensor."""
+    parts = list(index) if isinstance(index, tuple) else [index]
+    if any(one is None or (isinstance(one, Tensor) and one.dtype == torch.bool) for one in parts):
+        return None
+    if any(one is Ellipsis for one in parts):
+        at = next(n for n, one in enumerate(parts) if one is Ellipsis)
+        parts[at : at + 1] = [slice(None)] * (dims - len(parts) + 1)
+    parts += [slice(None)] * (dims - len(parts))
+    return MatrixIndex(tuple(parts[:-2]), *parts[-2:])

@@ -1,0 +1,263 @@
+"""Biases of relative positions: products of queries, or of keys, with a vector for each distance from query to key.
+
+DeBERTa's content-to-position term is q_i · R[f(j - i)], and its position-to-content term is k_j · S[g(j - i)]; Transformer-XL,
+XLNet and Shaw's attention have the first. The vectors of the tokens and the table of the distances are stored.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.map.computed_bias import ENTRYWISE, ComputedBias, MatrixIndex
+from regard.map.relative_bias import RelativeBias
+from regard.mechanism.request import disable_autocast
+from regard.mechanism.scores import score_dtype
+
+CASTS = ("to", "half", "bfloat16")  # perhaps to a precision in which the entries are not computed
+ROWS = 128  # tokens whose products with distances are computed at a time
+PAIR_NUMBERS = 2**22  # numbers of vectors that are multiplied at a time where single entries are read
+DENSE = 4  # times as many entries as are read may a block have that is computed for them
+
+
+@dataclass(frozen=True, eq=False)
+class DistanceTerm:
+    """One term, vectors[i] · table[index[j - i + q - 1]] of query i and key j, with vectors[j] if the vectors are the keys'."""
+
+    vectors: Tensor  # (..., q, d), or (..., k, d)
+    table: Tensor  # (..., n, d)
+    index: Tensor  # (q + k - 1,)
+    is_of_keys: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape (..., q, k) of the term."""
+        own = self.vectors.shape[-2]
+        other = len(self.index) + 1 - own
+        return (*self.vectors.shape[:-2], *((other, own) if self.is_of_keys else (own, other)))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the entries, in which they are computed."""
+        return score_dtype(self.vectors.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the vectors, the table and the index, without repeats along axes that are expanded."""
+        return sum(x.nbytes for x in self.list_tensors())
+
+    def list_tensors(self) -> list[Tensor]:
+        """Return the vectors, the table and the index, with size 1 for each axis along which they are expanded."""
+        return [drop_expanded(self.vectors), drop_expanded(self.table), self.index]
+
+    def bound(self) -> float:
+        """Return a bound of the size of the entries."""
+        longest = [torch.linalg.vector_norm(x, dim=-1, dtype=self.dtype).amax() for x in self.list_tensors()[:2]]
+        return float(longest[0]) * float(longest[1])
+
+    def apply(self, function: Callable[[Tensor], Tensor]) -> "DistanceTerm":
+        """Return the term with a function of its vectors and its table, which may move it to another device."""
+        vectors, table = function(self.vectors), function(self.table)
+        return replace(self, vectors=vectors, table=table, index=self.index.to(vectors.device))
+
+    def select(self, leading: tuple[Any, ...], rows: slice, columns: slice) -> "DistanceTerm":
+        """Return the term of a span of queries, a span of keys, and what an index of the leading axes says."""
+        queries = self.shape[-2]
+        distances = slice(columns.start - rows.stop + queries, columns.stop - rows.start + queries - 1)
+        own = columns if self.is_of_keys else rows
+        table = self.table[leading] if leading else self.table
+        return replace(self, vectors=self.vectors[(*leading, own)], table=table, index=self.index[distances])
+
+    def compute(self) -> Tensor:
+        """Compute the whole term."""
+        queries, keys = self.shape[-2:]
+        vectors, table = self.vectors.to(self.dtype), self.table.to(self.dtype)
+        with disable_autocast(vectors.device):
+            if self.is_of_keys:
+                return multiply_distances(vectors, table, self.index.flip(0), queries).mT
+            return multiply_distances(vectors, table, self.index, keys)
+
+    def compute_pairs(self, leading: tuple[Any, ...], rows: Tensor, columns: Tensor) -> Tensor:
+        """Compute the entries of single pairs (n,) of queries and keys, with an index of the leading axes."""
+        vectors = self.vectors[(*leading, columns if self.is_of_keys else rows)]
+        table = self.table[(*leading, self.index[columns - rows + self.shape[-2] - 1])]
+        return (vectors.to(self.dtype) * table.to(self.dtype)).sum(-1)
+
+
+class DistanceProducts(ComputedBias):
+    """A bias (..., q, k), the sum of terms of relative positions and of another bias, `rest`, which broadcasts.
+
+    Blocks of it are computed with the distances that occur in them alone. Its slices, rows, entries and heads are computed from
+    the vectors; any other function of torch takes it as an ordinary tensor.
+    """
+
+    terms: tuple[DistanceTerm, ...]
+    rest: Tensor | None
+
+    @staticmethod
+    def __new__(cls, terms: tuple[DistanceTerm, ...], rest: Tensor | None = None) -> "DistanceProducts":
+        """Build the bias of terms, of which at least one is needed, and of another bias that is added."""
+        shapes = [one.shape for one in terms] + ([] if rest is None else [rest.shape])
+        shape = torch.broadcast_shapes(*shapes)
+        terms = tuple(expand_term(one, shape) for one in terms)
+        first = terms[0]
+        found: DistanceProducts = Tensor._make_wrapper_subclass(cls, shape, dtype=first.dtype, device=first.vectors.device)
+        found.terms, found.rest = terms, None if rest is None else rest.expand(shape)
+        return found
+
+    @property
+    def nbytes(self) -> int:  # type: ignore[override]
+        """The bytes of the vectors, tables and indices, and of what is added."""
+        rest = 0 if self.rest is None else drop_expanded(self.rest).nbytes
+        return sum(one.nbytes for one in self.terms) + rest
+
+    def data_ptr(self) -> int:
+        """Return the address of the index of the first term: that of its vectors may be the queries' or the keys'."""
+        return self.terms[0].index.data_ptr()
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """Return the storage of the vectors of the first term."""
+        return self.terms[0].vectors.untyped_storage()
+
+    def bound(self) -> float:
+        """Return a bound of the size of the terms."""
+        return sum(one.bound() for one in self.terms)
+
+    def apply(self, function: Callable[[Tensor], Tensor]) -> "DistanceProducts":
+        """Return the bias with a function of its vectors, its tables and what is added."""
+        terms = tuple(one.apply(function) for one in self.terms)
+        return DistanceProducts(terms, None if self.rest is None else function(self.rest)).expand(self.shape)
+
+    def with_rest(self, rest: Tensor | None) -> "DistanceProducts":
+        """Return the bias with another one that is added to its terms."""
+        return DistanceProducts(self.terms, rest)
+
+    def to_dense(self, *_: Any, **__: Any) -> Tensor:
+        """Return the whole bias."""
+        terms = [one.compute() for one in self.terms]
+        return add_up(terms if self.rest is None else [*terms, self.rest.to(self.dtype)])
+
+    def expand(self, *sizes: Any, **_: Any) -> "DistanceProducts":
+        """Return the bias expanded along axes before those of queries and keys."""
+        shape = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
+        missing = len(shape) - self.dim()
+        whole = [own if size == -1 else size for own, size in zip((1,) * missing + self.shape, shape, strict=True)]
+        rest = None if self.rest is None else self.rest.expand(whole)
+        return DistanceProducts(tuple(expand_term(one, (*whole[:-2], *self.shape[-2:])) for one in self.terms), rest)
+
+    def read(self, index: MatrixIndex) -> Tensor | None:
+        """Return the entries of an index; None if they need the whole bias."""
+        queries, keys = self.shape[-2:]
+        is_list = (list, tuple)
+        leading = tuple(torch.tensor(x, device=self.device) if isinstance(x, is_list) else x for x in index.leading)
+        spans = index.find_spans(queries, keys)
+        if spans is not None:
+            terms = tuple(one.select(leading, *spans) for one in self.terms)
+            return DistanceProducts(terms, None if self.rest is None else self.rest[(*leading, *spans)])
+        entries = index.find_entries(queries, keys)
+        if entries is None:
+            return None
+        block = self.read_block(leading, *entries)
+        return self.read_pairs(leading, *entries) if block is None else block
+
+    def read_block(self, leading: tuple[Any, ...], rows: Tensor, columns: Tensor) -> Tensor | None:
+        """Return all entries of some rows (n, 1) and columns (m,) of a block; None if they are spread too far for one."""
+        is_grid = rows.dim() == 2 and rows.shape[1] == 1 and columns.dim() == 1 and rows.numel() and columns.numel()
+        if not is_grid or any(isinstance(one, Tensor) for one in leading):
+            return None
+        (i, m), (j, n) = ((int(x.min()), int(x.max()) + 1) for x in (rows, columns))
+        if (m - i) * (n - j) > DENSE * rows.numel() * columns.numel():
+            return None
+        block = self[(*leading, slice(i, m), slice(j, n))].to_dense()
+        if (m - i, n - j) == (rows.numel(), columns.numel()):
+            rows, columns = rows - i, columns - j
+            ordered = [torch.arange(x.numel(), device=x.device) for x in (rows, columns)]
+            if torch.equal(rows.flatten(), ordered[0]) and torch.equal(columns, ordered[1]):
+                return block
+            return block[..., rows, columns]
+        return block[..., rows - i, columns - j]
+
+    def read_pairs(self, leading: tuple[Any, ...], rows: Tensor, columns: Tensor) -> Tensor | None:
+        """Return single entries, pair by pair; None if an index of the leading axes comes between spans of others."""
+        kinds = [isinstance(one, Tensor) for one in leading if not isinstance(one, int)]
+        if kinds != sorted(kinds):
+            return None
+        indices = torch.broadcast_tensors(rows, columns, *(one for one in leading if isinstance(one, Tensor)))
+        shape, spans = indices[0].shape, [one for one in leading if isinstance(one, slice)]
+        flat = [one.reshape(-1) for one in indices]
+        matrices = self.shape[: len(leading)].numel() if spans else 1
+        size = max(1, PAIR_NUMBERS // (matrices * max(one.vectors.shape[-1] for one in self.terms)))
+        found = []
+        for i, j, *others in zip(*(one.split(size) for one in flat), strict=True):
+            numbers = iter(others)
+            own = tuple(next(numbers) if isinstance(one, Tensor) else one for one in leading)
+            terms = [one.compute_pairs(own, i, j) for one in self.terms]
+            found.append(add_up(terms if self.rest is None else [*terms, self.rest[(*own, i, j)].to(self.dtype)]))
+        entries = torch.cat(found, -1)
+        return entries.view(*entries.shape[:-1], *shape)
+
+
+def apply_to_terms(name: str) -> Callable[..., Tensor]:
+    """Return the method of a tensor that treats its entries one by one, for the vectors, the tables and the rest."""
+
+    def compute(self: DistanceProducts, *args: Any, **kwargs: Any) -> Tensor:
+        def change(x: Tensor) -> Tensor:
+            changed: Tensor = getattr(x, name)(*args, **kwargs)
+            return changed
+
+        wanted = change(torch.empty(0, dtype=self.dtype)).dtype if name in CASTS else self.dtype
+        if score_dtype(wanted) != wanted:
+            return change(self.to_dense())
+        return self.apply(change)
+
+    return compute
+
+
+for name in ENTRYWISE:
+    setattr(DistanceProducts, name, apply_to_terms(name))
+
+
+def multiply_distances(vectors: Tensor, table: Tensor, index: Tensor, others: int) -> Tensor:
+    """Compute vectors[i] · table[index[j - i + n - 1]] of n vectors (..., n, d) with `others` places j: (..., n, others)."""
+    n, parts = vectors.shape[-2], []
+    for start in range(0, n, ROWS):
+        part = vectors[..., start : start + ROWS, :]
+        rows = part.shape[-2]
+        near = index[n - start - rows : n - start + others - 1]  # of the distances of these rows
+        if len(near) > table.shape[-2]:
+            products = (part @ table.mT).index_select(-1, near)
+        else:
+            products = part @ table.index_select(-2, near).mT
+        parts.append(skew(products, others))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -2)
+
+
+def skew(x: Tensor, columns: int) -> Tensor:
+    """Return a view of x (..., n, n + columns - 1) whose entry j of row i is that at j - i + n - 1: (..., n, columns)."""
+    x, n = x.contiguous(), x.shape[-2]
+    strides = (*x.stride()[:-2], x.stride(-2) - 1, 1)
+    return x.as_strided((*x.shape[:-1], columns), strides, x.storage_offset() + n - 1)
+
+
+def add_up(tensors: list[Tensor]) -> Tensor:
+    """Return the sum of tensors."""
+    total = tensors[0]
+    for x in tensors[1:]:
+        total = total + x
+    return total
+
+
+def expand_term(term: DistanceTerm, shape: tuple[int, ...] | torch.Size) -> DistanceTerm:
+    """Return a term expanded along the axes before those of queries and keys to those of a shape (..., q, k)."""
+    vectors, table = (x.expand(*shape[:-2], *x.shape[-2:]) for x in (term.vectors, term.table))
+    return replace(term, vectors=vectors, table=table)
+
+
+def drop_expanded(x: Tensor) -> Tensor:
+    """Return a tensor, or a relative bias, with size 1 for each axis along which it is expanded."""
+    if isinstance(x, RelativeBias):
+        leading = (slice(None) if stride else slice(1) for stride in x.diagonals.stride()[:-1])
+        return RelativeBias(x.diagonals[tuple(leading)], x.shape[-2])
+    return x[tuple(slice(None) if stride else slice(1) for stride in x.stride())]

@@ -1,0 +1,183 @@
+"""A bias of products with distances is the whole bias to the rounding of float64, and its memory grows as the length."""
+
+import copy
+import operator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from regard import AttentionMap, Causal
+from regard.map.distance_products import DistanceProducts, DistanceTerm
+from regard.map.relative_bias import compress_bias
+
+B, H, Q, K, D, N = 2, 3, 41, 53, 5, 11
+DOUBLE = torch.float64
+
+
+def draw_term(
+    queries: int = Q, keys: int = K, is_of_keys: bool = False, seed: int = 3, heads: int = H, batch: int = B, rows: int = N
+) -> DistanceTerm:
+    """A term of random vectors, of a table that all batch rows share, and of a random row of the table for each distance."""
+    draw = torch.Generator().manual_seed(seed)
+    vectors = torch.randn(batch, heads, keys if is_of_keys else queries, D, generator=draw, dtype=DOUBLE)
+    table = torch.randn(1, heads, rows, D, generator=draw, dtype=DOUBLE).expand(batch, -1, -1, -1)
+    return DistanceTerm(vectors, table, torch.randint(rows, (queries + keys - 1,), generator=draw), is_of_keys)
+
+
+def compute_by_definition(term: DistanceTerm, queries: int, keys: int) -> Tensor:
+    """The term by its formula, one entry of the table for each pair, as Shaw writes it."""
+    distances = torch.arange(keys) - torch.arange(queries).unsqueeze(-1) + queries - 1
+    relative = term.table[:, :, term.index[distances]]  # (b, h, q, k, d)
+    return torch.einsum("bhkd,bhqkd->bhqk" if term.is_of_keys else "bhqd,bhqkd->bhqk", term.vectors, relative)
+
+
+def draw_bias() -> tuple[DistanceProducts, Tensor]:
+    """A bias of both kinds of terms and of one that depends on the key alone, and the whole of it."""
+    terms = draw_term(), draw_term(is_of_keys=True, seed=5)
+    rest = torch.randn(B, 1, 1, K, generator=torch.Generator().manual_seed(8), dtype=DOUBLE)
+    return DistanceProducts(terms, rest), sum(compute_by_definition(one, Q, K) for one in terms) + rest
+
+
+def are_close(x: Tensor, y: Tensor) -> bool:
+    """Whether two tensors have one shape and dtype, and numbers that are equal to the rounding of float64."""
+    return x.shape == y.shape and x.dtype == y.dtype and bool(((x - y).abs() <= 1e-12).all())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_term_is_its_formula_for_all_lengths(data):
+    queries, keys, rows = (data.draw(st.integers(1, most)) for most in (300, 300, 700))
+    term = draw_term(queries, keys, data.draw(st.booleans()), data.draw(st.integers(0, 99)), 2, 1, rows)
+    assert are_close(DistanceProducts((term,)).to_dense(), compute_by_definition(term, queries, keys))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_block_of_a_bias_is_that_block_of_the_whole(data):
+    (i, m), (j, n) = (sorted(data.draw(st.tuples(*[st.integers(0, length)] * 2))) for length in (Q, K))
+    bias, whole = draw_bias()
+    assert are_close(bias[..., i:m, j:n].to_dense(), whole[..., i:m, j:n])
+    assert are_close(bias[1, 2, i:m, j:n].to_dense(), whole[1, 2, i:m, j:n])
+
+
+ROWS, COLUMNS = torch.tensor([3, 0, Q - 1, -2]), torch.tensor([7, K - 1, -3, 0])
+KEPT = {  # what still is products
+    "slices": lambda x: x[:, 1:, 5:, :-7],
+    "a row of heads": lambda x: x[:, 2],
+    "heads by number": lambda x: x[:, (2, 0)],
+    "heads by a list": lambda x: x[:, [2, 0]],
+    "one matrix, expanded": lambda x: x[0, 1].expand(Q, K),
+    "all batch rows": lambda x: x[:1].expand(4, H, Q, K),
+    "planes by number": lambda x: x[torch.zeros(4, dtype=torch.long), torch.tensor([0, 2, 1, 1])],
+    "a copy": torch.clone,
+    "a deep copy": copy.deepcopy,
+    "the same precision": lambda x: x.to(DOUBLE),
+}
+READ = {
+    "entries": lambda x: x[0, 1][ROWS, COLUMNS],
+    "entries that broadcast": lambda x: x[0, 1][ROWS.unsqueeze(-1), COLUMNS],
+    "a block by number": lambda x: x[0, 1][torch.arange(3, 9).unsqueeze(-1), torch.arange(2, 17)],
+    "every other row": lambda x: x[0, 1][torch.arange(3, 9, 2).flip(0).unsqueeze(-1), torch.arange(17)],
+    "entries of planes": lambda x: x[torch.tensor([0, 1, 0, 1]), torch.tensor([2, 1, 0, 2]), ROWS, COLUMNS],
+    "entries of all planes": lambda x: x[:, :, ROWS, COLUMNS],
+    "a pair of each query": lambda x: x[
+        torch.arange(B).view(-1, 1, 1), torch.arange(H).view(1, -1, 1), torch.arange(Q), torch.arange(Q).flip(0)
+    ],
+    "entries of planes apart": lambda x: x[torch.tensor([0, 1]), :, ROWS[:2], COLUMNS[:2]],
+    "rows": lambda x: x[0, 1][ROWS],
+    "rows of all heads": lambda x: x[:, :, ROWS],
+    "selected rows": lambda x: x.index_select(2, torch.tensor([3, 0, Q - 1])),
+    "one row": lambda x: x[:1, :, -1:],
+    "a bool index": lambda x: x[0, 1][ROWS.new_ones(Q).bool()],
+    "every third key": lambda x: x[..., ::3],
+    "an empty slice": lambda x: x[..., 5:5],
+    "another precision": lambda x: x.to(torch.bfloat16).double(),
+    "a sum": lambda x: x + 1,
+    "a sum in place": lambda x: torch.zeros(B, H, Q, K, dtype=DOUBLE).add_(x),
+    "a slice of a sum": lambda x: operator.iadd(torch.ones(6, 4, dtype=DOUBLE), x[0, 1][2:8, 1:5]),
+    "the largest": torch.amax,
+    "its transpose": lambda x: x.mT,
+    "joined": lambda x: torch.cat([x, x], 1),
+}
+
+
+@pytest.mark.parametrize("name", [*KEPT, *READ])
+def test_what_is_read_of_products_is_what_the_whole_bias_has(name):
+    (bias, whole), change = draw_bias(), (KEPT | READ)[name]
+    found, expected = change(bias), change(whole)
+    assert isinstance(found, DistanceProducts) or name not in KEPT
+    found = found.to_dense()
+    assert are_close(found, expected) or (name == "another precision" and (found - expected).abs().max() <= 0.25)
+
+
+def test_the_bytes_of_products_grow_with_the_length():
+    def count(length: int) -> int:
+        terms = draw_term(length, length, rows=2 * length), draw_term(length, length, True)
+        return DistanceProducts(terms, torch.zeros(1, 1, 1, length, dtype=DOUBLE)).nbytes
+
+    assert 1.9 < count(2048) / count(1024) <= 2
+    term = draw_term()
+    assert DistanceProducts((term,)).nbytes == 8 * (B * H * Q * D + H * N * D + Q + K - 1)  # one table for all batch rows
+
+
+def test_products_have_the_gradients_of_the_whole_bias():
+    term = draw_term()
+    given = [x.clone().requires_grad_() for x in (term.vectors, term.table)]
+    weights = torch.randn(B, H, Q, K, dtype=DOUBLE, generator=torch.Generator().manual_seed(2))
+    found, expected = (
+        torch.autograd.grad((whole * weights).sum(), given)
+        for whole in (
+            DistanceProducts((DistanceTerm(*given, term.index),)).to_dense(),
+            compute_by_definition(DistanceTerm(*given, term.index), Q, K),
+        )
+    )
+    assert all(map(are_close, found, expected))
+
+
+def test_products_are_stored_as_they_are():
+    bias, _ = draw_bias()
+    assert compress_bias(bias) is bias
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+@pytest.mark.parametrize("lengths", [(Q, K), (300, 310)], ids=["small", "large"])
+def test_a_map_with_products_is_that_of_the_whole_bias(dtype, lengths):
+    torch.manual_seed(3)
+    queries, keys = lengths
+    terms = draw_term(*lengths), draw_term(*lengths, is_of_keys=True)
+    rest = torch.randn(B, 1, 1, keys, dtype=DOUBLE)
+    rest[1, ..., -5:] = torch.finfo(torch.float32).min
+    whole = sum(compute_by_definition(one, *lengths) for one in terms) + rest
+    q, k = torch.randn(B, H, queries, D), torch.randn(B, H, keys, D)
+    given = {"mask": Causal(), "offset": keys - queries, "softcap": 3.0}
+    bias = DistanceProducts(terms, rest).to(dtype)
+    found, expected = (AttentionMap(q.to(dtype), k.to(dtype), bias=x, **given) for x in (bias, whole.to(dtype)))
+    tolerance = 1e-12 if dtype == DOUBLE else 2e-5
+    planes = torch.tensor([0, 1, 1]), torch.tensor([2, 0, 1])
+    for read in (
+        AttentionMap.dense,
+        lambda m: m[:, 1, 7],
+        lambda m: m[:, :, 3:33:5],
+        lambda m: m[0, 0, 3:33, 2:9],
+        lambda m: m[*planes, torch.tensor([40, 3, 11]), torch.tensor([5, 0, 1])],
+        lambda m: m.tile(slice(3, 20), slice(5, 40), 4),
+        lambda m: m.pooled(5, 7),
+        lambda m: m.top(3)[0],
+        AttentionMap.entropy,
+        AttentionMap.received,
+        lambda m: m.diagonal(1),
+        lambda m: m.mass(slice(0, 3)),
+        lambda m: m.select(batch=[1], heads=[2, 0]).dense(),
+        lambda m: torch.stack([m.overview().entropy, m.overview().distance, m.overview().largest]),
+        lambda m: m.overview().mean,
+        lambda m: m @ torch.ones(B, H, keys, 2, dtype=dtype).cumsum(2),
+        lambda m: m.mT @ torch.ones(B, H, queries, 2, dtype=dtype),
+    ):
+        ours, theirs = read(found), read(expected)
+        assert ours.shape == theirs.shape
+        assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max().clamp(min=1)
+    assert found.certificate().error <= tolerance
+    assert torch.equal(found.top(3)[1], expected.top(3)[1])
