@@ -78,10 +78,12 @@ for name in ENTRYWISE:
 def compress_bias(bias: Tensor) -> Tensor:
     """Return a bias (..., q, k) as a RelativeBias if it is stored whole and equal along every diagonal, else as it is."""
     queries, keys = bias.shape[-2:]
-    if isinstance(bias, ComputedBias):
-        return bias
-    if queries * keys < SMALLER * (queries + keys) or not torch.equal(bias[..., 1, 1:], bias[..., 0, :-1]):
-        return bias
-    if not torch.equal(bias[..., 1:, 1:], bias[..., :-1, :-1]):
+    if isinstance(bias, ComputedBias) or queries * keys < SMALLER * (queries + keys) or not is_relative(bias):
         return bias
     return RelativeBias(torch.cat([bias[..., 1:, 0].flip(-1), bias[..., 0, :]], -1), queries)
+
+
+def is_relative(bias: Tensor) -> bool:
+    """Return whether the entries of a bias (..., q, k) with several queries are equal along every diagonal."""
+    is_alike = torch.equal(bias[..., 1, 1:], bias[..., 0, :-1])  # quick, and False for most that are not
+    return is_alike and torch.equal(bias[..., 1:, 1:], bias[..., :-1, :-1])

@@ -15,6 +15,7 @@ from observe.recording_checks import EQUAL, record_and_compare
 from regard import AdditiveAttention
 from regard.observe import record
 from regard.observe.attention_changes import KnockOut
+from regard.observe.interception.handwritten.score_formula import STORED
 from regard.observe.intervene import intervene
 
 B, H, T, D, C = 2, 3, 5, 4, 12
@@ -105,7 +106,7 @@ def test_attention_by_hand_is_recorded_as_its_weights(softmax, product, float64)
     hand.softmax = hand.softmax if softmax != "with dropout" else (lambda scores: scores.softmax(-1))
     rounded = torch.finfo(torch.float32).eps if softmax == "in float32" else EQUAL
     torch.testing.assert_close(recording.map(0).dense(), compute_weights(hand, model.embed(x)), rtol=0, atol=rounded)
-    assert not recording.notes
+    assert recording.notes == ([f"block.attn: {STORED.format(T * T * 8)}"] if softmax == "biased and capped" else [])
 
 
 def test_each_module_is_recorded_and_named():
@@ -489,7 +490,8 @@ def test_scores_that_are_written_into_a_table_or_multiplied_by_einsum_have_their
     model, x = Model(Kernels(mix)), torch.randn(B, T, C)
     with torch.no_grad():
         recording, _ = record_and_compare(model, lambda m: m(x))
-    assert not recording.notes
+    has_table = form != "einsum of a factor"
+    assert recording.notes == [f"block.attn: {STORED.format(seen[-1].numel() * 8)}"] * has_table
     torch.testing.assert_close(recording.map(0).dense(), seen[-1], rtol=0, atol=EQUAL)
 
 

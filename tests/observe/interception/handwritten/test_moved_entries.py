@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from regard.observe import record
 from regard.observe.interception.handwritten import detection
+from regard.observe.interception.handwritten.score_formula import STORED
 
 B, H, T, D = 2, 3, 5, 7
 ORDER = torch.tensor([3, 0, 4, 1, 2])
@@ -110,7 +111,7 @@ def test_a_term_in_the_shape_of_the_scores_is_not_the_scores(name):
 
     recording, output = run(add_term)
     assert_gives_output(recording, output)
-    assert recording.notes == []
+    assert recording.notes == [f"0: {STORED.format(B * H * T * T * 8)}"]
 
 
 def test_dropout_is_undone_where_entries_are_moved():

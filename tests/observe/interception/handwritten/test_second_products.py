@@ -10,6 +10,7 @@ from torch.nn import functional
 import regard
 from observe.interception.handwritten.handwritten_attention import B, C, D, H, Own, T, scores
 from observe.recording_checks import record_and_compare
+from regard.observe.interception.handwritten.score_formula import STORED
 from regard.observe.interception.handwritten.second_products import MULTIPLIED
 
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -168,7 +169,10 @@ def test_relative_values_of_vits_have_a_note_and_an_intervention_warns():
 
     with torch.no_grad():
         recording, _ = record_and_compare(encoder, encode)
-        assert [note.split(":")[0] for note in recording.notes] == ["layers.0.attention", "layers.1.attention"]
+        notes = [note.split(": ", 1) for note in recording.notes]
+        stored = STORED.format(2 * 4 * 13 * 13 * 8)  # its relative keys are parameters
+        assert [name for name, note in notes if note == stored] == ["layers.0.attention", "layers.1.attention"]
+        assert [name for name, note in notes if note != stored] == ["layers.0.attention", "layers.1.attention"]
         told = pytest.warns(UserWarning, match="A part of the output of layers.1.attention was not changed")
         with told, regard.intervene(encoder, regard.KnockOut(layer=1)):
             encode(encoder)

@@ -258,6 +258,7 @@ class HandwrittenTracker(ProductTracker):
                 trace = trace._replace(
                     dims=trace.dims if x.shape == y.shape else None,
                     form=None,
+                    relative=None,
                     unmixed=trace.unmixed or trace.form,
                     moved=None,
                     changes=(*trace.changes, describe_mixing(name, x, y) if has_projection(child) else name),

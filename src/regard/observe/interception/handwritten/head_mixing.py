@@ -19,6 +19,7 @@ def mix_heads(table: AxisTable, trace: Trace, x: Tensor, y: Tensor, product: Lab
     return trace._replace(
         dims=dims,
         form=None,
+        relative=None,
         unmixed=trace.unmixed or trace.form,
         moved=None,
         undropped=None,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.observe.interception.function_roles import strip_affixes
+from regard.observe.interception.handwritten.distance_terms import follow_distances
 from regard.observe.interception.handwritten.entry_sources import FRACTION, find_sources, select_form
 from regard.observe.interception.handwritten.score_form import CHOOSES_BY_VALUE, KEEPING, MOVERS, PERMUTES, VIEWS, ScoreForm
 from regard.observe.interception.handwritten.tensor_axes import AxisTable, Dims
@@ -57,7 +58,7 @@ def follow_places(
             return
         before = (undropped[n], None) if len(undropped) == len(followed) else None
         moved = MovedEntries(new_places[n], *base, is_owned=is_owner)
-        traces.put(y, trace._replace(dims=None, form=None, undropped=before, moved=moved))
+        traces.put(y, trace._replace(dims=None, form=None, relative=None, undropped=before, moved=moved))
 
 
 def find_base(traces: Traces, traced: list[Traced]) -> tuple[Dims, ScoreForm | None] | None:
@@ -144,7 +145,9 @@ def settle_trace(table: AxisTable, x: Tensor, trace: Trace) -> Trace:
     """Return the trace of a tensor with the axes and the form of its entries."""
     sources = None if trace.moved is None else find_sources(table, trace.moved)
     if trace.moved is None or sources is None:
-        return trace._replace(dims=table.add_dims(x.shape), form=None, keys=None, undropped=None, moved=None)
+        relative = None if trace.moved is None or trace.kind is not TraceKind.SCORES else follow_distances(table, trace.moved)
+        dims = table.add_dims(x.shape) if relative is None else relative.dims
+        return trace._replace(dims=dims, form=None, relative=relative, keys=None, undropped=None, moved=None)
     dim_sources, fixed = sources
     dims = tuple(one.axes if one.is_whole else table.add_axis(n) for one, n in zip(dim_sources, x.shape, strict=True))
     form = select_form(table, trace.moved.form, dim_sources, fixed, dims)

@@ -52,6 +52,16 @@ class ScoreStep(NamedTuple):
     operand: "Tensor | float | ScoreForm | None" = None
     dims: Dims = ()
     amount: float = 1.0
+    source: "ScoreForm | None" = None  # the form of what is added, which is no product of queries and keys
+
+
+class DistanceIndex(NamedTuple):
+    """Which row of a table two tokens pick by their distance: rows[j - i + n - 1] for the i-th of n and the j-th other."""
+
+    own: Axes  # of the tokens that are multiplied with the rows
+    other: Axes
+    table: Axes
+    rows: Tensor
 
 
 class ScoreForm(NamedTuple):
@@ -64,6 +74,7 @@ class ScoreForm(NamedTuple):
     dims: Dims  # of the scores
     steps: tuple[ScoreStep, ...] = ()
     shared: Axes = ()  # axes of one operand along which the other is shared: heads, of which all have the same keys
+    distances: DistanceIndex | None = None  # if the scores are products with a table, of which the distance picked some
 
     @property
     def has_running_sum(self) -> bool:
@@ -210,9 +221,9 @@ def extend_by_arithmetic(
         if is_reversed:
             form, amount = form.add_step(StepKind.MULTIPLY, -1.0), -amount
     is_same = other is not None and len(form.dims) == len(other.dims) and table.identify(form.dims, other.dims)
-    if other is not None and is_same and is_separable(table, form, other):
+    if other is not None and is_same and other.distances is None and is_separable(table, form, other):
         return form.add_step(StepKind.ADD, other, form.dims, amount)
-    return form.add_step(StepKind.ADD, operand, dims, amount)
+    return form.add_step(StepKind.ADD, operand, dims, amount, other if is_same else None)
 
 
 def is_separable(table: AxisTable, form: ScoreForm, other: ScoreForm) -> bool:

@@ -9,12 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.map.computed_bias import ComputedBias
+from regard.map.distance_products import DistanceProducts, DistanceTerm
+from regard.map.relative_bias import compress_bias, is_relative
 from regard.mechanism.mask_algebra import EVERYTHING
 from regard.mechanism.scores import score_dtype
 from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.interception.cached_keys import follows_cached_keys
 from regard.observe.interception.distributed_tensors import take_local
 from regard.observe.interception.handwritten.axis_groups import Groups
+from regard.observe.interception.handwritten.distance_terms import read_terms, scale_term
 from regard.observe.interception.handwritten.edge_softmax import skip_layouts
 from regard.observe.interception.handwritten.score_form import ScoreForm, ScoreStep, StepKind
 from regard.observe.interception.handwritten.tensor_axes import AxisTable, Dims
@@ -29,6 +33,7 @@ ADDED = (
     "it adds a boolean mask to its scores, which raises those of the keys that the mask shows by 1 and hides none: keys that "
     "it was meant to hide have weights in the map as they have in the model"
 )
+STORED = "what is added to its scores is stored as it is, for each query and key: {:,} bytes"
 
 
 @dataclass
@@ -44,6 +49,7 @@ class ScoreParts:
     places: list[int] = field(default_factory=list)  # of what was hidden: the number of biases that were added before
     sinks: Tensor | None = None
     more: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # queries and keys of further products
+    terms: list[DistanceTerm] = field(default_factory=list)  # of relative positions
     raw: list[Tensor] = field(default_factory=list)  # tensors that biases and masks were made from
     factors: list[float] = field(default_factory=list)  # numbers that biases and masks were multiplied with
     shift: "float | Tensor" = 0.0  # what is added to whole rows, which no softmax sees
@@ -67,15 +73,16 @@ def resolve_form(form: ScoreForm, table: AxisTable, groups: Groups, kernel: str,
     b = max(len(x) for x in (q, k, v) if x is not None)
     q, k = (x if len(x) == b else x.expand(b, -1, -1, -1) for x in (q, k))
     v = v if v is None or len(v) == b else v.expand(b, -1, -1, -1)
-    rule, depends = infer_rule_of_parts(parts, q, k)
+    (mask, offset, bias), depends = infer_rule_of_parts(parts, q, k)
+    bias = add_terms(parts.terms, bias, (b, q.shape[1], q.shape[2], k.shape[2]))
     return AttentionCall(
         kernel=kernel,
         q=q,
         k=k,
         v=v,
-        mask=rule[0],
-        offset=rule[1],
-        bias=rule[2],
+        mask=mask,
+        offset=offset,
+        bias=bias,
         scale=parts.scale,
         softcap=parts.softcap,
         sinks=None if parts.sinks is None else read_sinks(parts.sinks, q.shape[1]),
@@ -84,8 +91,20 @@ def resolve_form(form: ScoreForm, table: AxisTable, groups: Groups, kernel: str,
         follows_cache=partial(follows_cached_keys, frames[-1], *pair),
         can_be_packed=False,
         mask_depends_on_scores=depends,
-        note=ADDED if any(x.dtype == torch.bool and x.any() and not x.all() for x in parts.biases) else "",
+        note="; ".join(filter(None, (describe_bool_bias(parts), describe_bias(bias)))),
     )
+
+
+def describe_bool_bias(parts: ScoreParts) -> str:
+    """Return what is to be said of a boolean mask that is added to scores, or nothing."""
+    return ADDED if any(x.dtype == torch.bool and x.any() and not x.all() for x in parts.biases) else ""
+
+
+def describe_bias(bias: Tensor | None) -> str:
+    """Return what is to be said of a bias that is stored with a number for each query and key, or nothing."""
+    if bias is None or isinstance(bias, ComputedBias) or min(bias.shape[2:]) == 1 or is_relative(bias):
+        return ""
+    return STORED.format(bias.nbytes)
 
 
 def is_looked_up(frame: ModuleFrame, x: Tensor) -> bool:
@@ -134,11 +153,15 @@ def apply_step(parts: ScoreParts, step: ScoreStep, table: AxisTable, groups: Gro
     """Apply a step to the parts. Raises UnreadableError if they cannot express it."""
     if isinstance(step.operand, ScoreForm):
         q, k, others = collect_parts(step.operand, table, groups)
-        if others.biases or others.hidden or others.more or others.softcap or parts.softcap:
+        if others.biases or others.hidden or others.more or others.terms or others.softcap or parts.softcap:
             raise UnreadableError("it adds scores that have steps of their own")
         q = q if others.query_factor is None else q * others.query_factor
         k = k if others.key_factor is None else k * others.key_factor
         parts.more.append((q * (others.scale * step.amount), k))
+        return
+    terms = None if step.source is None else read_terms(step.source, table, groups)
+    if terms is not None:
+        parts.terms += [scale_term(one, step.amount) for one in terms]
         return
     x = step.operand
     if isinstance(x, Tensor):
@@ -149,7 +172,7 @@ def apply_step(parts: ScoreParts, step: ScoreStep, table: AxisTable, groups: Gro
     elif step.kind is StepKind.CUMSUM:
         raise UnreadableError("its scores are made by cumsum")
     elif step.kind is StepKind.TANH:
-        if parts.softcap or parts.biases or parts.hidden or parts.more:
+        if parts.softcap or parts.biases or parts.hidden or parts.more or parts.terms:
             raise UnreadableError("its tanh is not of the scores alone")
         parts.softcap = 1.0
     elif step.kind is StepKind.FILL and isinstance(x, Tensor):
@@ -192,12 +215,17 @@ def multiply_parts(parts: ScoreParts, x: Any) -> None:
         parts.softcap = None if parts.softcap is None else parts.softcap * x
         parts.biases = [bias * x for bias in parts.biases]
         parts.more = [(q * x, k) for q, k in parts.more]
+        parts.terms = [scale_term(one, x) for one in parts.terms]
         parts.hidden = [(table, amount * x) for table, amount in parts.hidden]
         if x <= 0 and (parts.hidden or parts.softcap is not None):
             raise UnreadableError("it multiplies masked scores by a negative number")
         return
     if parts.softcap is not None or parts.hidden or (x.shape[-1] > 1 and x.shape[-2] > 1):
         raise UnreadableError("it multiplies scores by a tensor of queries and keys")
+    if parts.terms:
+        parts.biases.append(DistanceProducts(tuple(parts.terms)).to_dense())
+        parts.raw.append(parts.biases[-1])
+        parts.terms = []
     parts.biases = [bias * x for bias in parts.biases]
     parts.shift = x if parts.shift else 0.0  # no number any more
     if x.shape[-1] > 1:
@@ -279,6 +307,16 @@ def join_rules(parts: ScoreParts, low: float, q: Tensor, k: Tensor) -> Any:
     if bias is None:
         return (EVERYTHING, 0, None) if mask is None else infer_rule(mask, q, k)
     return infer_rule_with_bias(mask, False, reduce_to_keys(bias.to(score_dtype(bias.dtype))).clone(), q, k)
+
+
+def add_terms(terms: list[DistanceTerm], bias: Tensor | None, shape: tuple[int, int, int, int]) -> Tensor | None:
+    """Return the sum of terms of relative positions and a bias; all of its entries if that has a number for each pair."""
+    if not terms:
+        return bias
+    bias = None if bias is None else compress_bias(bias)
+    if bias is None or isinstance(bias, ComputedBias) or min(bias.shape[2:]) == 1:
+        return DistanceProducts(tuple(terms), bias).expand(shape)
+    return DistanceProducts(tuple(terms)).to_dense() + bias
 
 
 def bound_scores(parts: ScoreParts, q: Tensor, k: Tensor) -> float:

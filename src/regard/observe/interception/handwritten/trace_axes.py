@@ -39,22 +39,26 @@ def follow_axes(
     if trace.dims is not None and len(results) == 1:
         dims = follow_dims(table, trace.dims, name, func, args, kwargs, x, y)
     if dims is None:
-        return trace._replace(dims=None, form=None, undropped=None, changes=changes)
+        return trace._replace(dims=None, form=None, relative=None, undropped=None, changes=changes)
     if trace.kind is TraceKind.SCORES or trace.function == "tanh":  # bounded scores, not yet weights
-        form, others = trace.form, [one for one in traced if one[0] is not x]
-        if form is not None:
-            other = others[0][1].form if others else None
-            form = extend_form(table, form, name, args, kwargs, x, dims, other)
+        others = [one for v, one in traced if v is not x]
+        other = (others[0].form or others[0].relative) if others else None
+        form, relative = (
+            None if one is None else extend_form(table, one, name, args, kwargs, x, dims, other)
+            for one in (trace.form, trace.relative)
+        )
         has_edits = trace.has_edits or may_edit_scores(name, args, kwargs, x, y)
         changes = trace.changes if form is not None else changes
-        return trace._replace(dims=dims, form=form, changes=changes, has_edits=has_edits)
+        return trace._replace(dims=dims, form=form, relative=relative, changes=changes, has_edits=has_edits)
     added_weights = [one for v, one in traced if v is not x and one.kind is TraceKind.WEIGHTS]
     if added_weights and infer_role(name) is Role.ADD:
         return add_weights(table, trace, name, dims, added_weights)
     if infer_role(name) is Role.CONVOLUTION:
         is_pointwise = len(args) > 1 and args[1].shape[2:].numel() == 1
         changes = (*trace.changes, describe_mixing(name, x, y) if is_pointwise else name)
-        return trace._replace(dims=dims, form=None, moved=None, undropped=None, parts=list_parts(trace), changes=changes)
+        return trace._replace(
+            dims=dims, form=None, relative=None, moved=None, undropped=None, parts=list_parts(trace), changes=changes
+        )
     if strip_affixes(name) == "dropout":
         trace = trace._replace(dims=dims)
         return trace if is_inactive_dropout("dropout", args, kwargs) else keep_undropped(trace, x)

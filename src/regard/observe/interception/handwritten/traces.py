@@ -63,6 +63,7 @@ class Trace(NamedTuple):
     function: str = ""  # that turned scores into weights
     dims: Dims | None = None  # the axes of its dimensions; None if a function rearranged them
     form: ScoreForm | None = None  # the formula of its scores; None if it is not known
+    relative: ScoreForm | None = None  # their formula if they are no scores by themselves, but a term of relative positions
     unmixed: ScoreForm | None = None  # the formula of its scores before their heads were mixed
     keys: Axes | None = None  # the axes of the softmax
     undropped: tuple[Tensor, Dims | None] | None = None  # the weights before dropout
@@ -146,7 +147,7 @@ class Traces:
         self.put(x, trace)
         if name and is_in_place(name) and x._base is not None:
             changes = (*trace.changes, name)
-            unknown = trace._replace(dims=None, form=None, moved=None, activated=None, picked=None, parts=())
+            unknown = trace._replace(dims=None, form=None, relative=None, moved=None, activated=None, picked=None, parts=())
             self.put(x._base, unknown._replace(changes=changes))
 
     def put(self, x: Tensor, trace: Trace) -> None:
