@@ -1,5 +1,7 @@
 """Terms of relative positions in scores written out by hand are stored by the vectors of tokens and distances."""
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -70,6 +72,12 @@ class Relative(nn.Module):
         x = x[:, :, 1:].view(B, H, t, 2 * t - 1)[..., :t]
         return (q @ k.mT + x) / D**0.5
 
+    def shifted_below(self, q: Tensor, k: Tensor, t: int) -> Tensor:
+        """Transformer-XL's: as Conformer's, of t positions, so that later keys have products of other queries, and zeros."""
+        of_positions = torch.einsum("bhid,hjd->ijbh", q + self.u, self.project_distances(t))
+        x = torch.cat([torch.zeros(t, 1, B, H), of_positions], 1).view(t + 1, t, B, H)[1:].view_as(of_positions)
+        return ((torch.einsum("bhid,bhjd->ijbh", q, k) + x) / D**0.5).permute(2, 3, 0, 1)
+
     def picked_before(self, q: Tensor, k: Tensor, t: int) -> Tensor:
         """Shaw's: products with an embedding for each pair of a query and a key."""
         embedded = self.table(self.find_distance(t))
@@ -89,11 +97,11 @@ class Relative(nn.Module):
         return q @ k.mT + torch.gather(q @ self.project_distances(2 * REACH + 1).mT, -1, distance.expand(B, H, t, t))
 
 
+MASKS = ["none", "causal", "padded"]
 FORMS = ["gathered", "of keys alone", "shifted", "padded", "picked before", "picked for both"]
 
 
-@pytest.mark.parametrize("mask", ["none", "causal", "padded"])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("form", "mask"), [*itertools.product(FORMS, MASKS), ("shifted below", "causal")])
 def test_terms_of_positions_take_memory_that_grows_with_the_length(form, mask, in_float64, tmp_path):
     torch.manual_seed(7)
     model, kept = nn.Sequential(Relative(form, mask)), []
@@ -124,9 +132,10 @@ def test_selected_heads_have_their_terms(form, in_float64):
     assert isinstance(recording.map(0).planes.request.bias, DistanceProducts)
 
 
-def test_an_index_of_more_than_the_distance_leaves_a_bias_as_it_is(in_float64):
+@pytest.mark.parametrize("form", ["shuffled", "shifted below"])
+def test_a_term_of_more_than_the_distance_is_a_bias_as_it_is(form, in_float64):
     torch.manual_seed(7)
-    model = nn.Sequential(Relative("shuffled", "none"))
+    model = nn.Sequential(Relative(form, "none"))
     with torch.no_grad(), record(model) as recording:
         model(torch.randn(B, 19, H * D))
     torch.testing.assert_close(recording.map(0).dense(), model[0].weights, rtol=0, atol=EQUAL)

@@ -5,11 +5,13 @@ Transformer-XL), or before it, where the table has a row for each pair of tokens
 """
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard.map.distance_products import DistanceTerm
+from regard.mechanism.mask_algebra import Mask, Offset
 from regard.mechanism.request import autocast_tensor, is_autocast_on
 from regard.mechanism.scores import score_dtype
 from regard.observe.interception.handwritten.axis_groups import Groups
@@ -18,70 +20,82 @@ from regard.observe.interception.handwritten.score_form import DistanceIndex, Sc
 from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims
 from regard.observe.interception.handwritten.traces import MovedEntries
 from regard.observe.interception.plain_tensors import UnreadableError
+from regard.observe.mask_inference import ROWS
 
 
 def follow_distances(table: AxisTable, moved: MovedEntries) -> ScoreForm | None:
-    """Return the form of entries (..., i, j) that the distance of i and j picked from products; None if it picked none.
+    """Return the form of entries that the distance of two tokens picked from products; None if it picked none.
 
-    One axis of the products is that of i, or of j, and another one depends on their distance alone.
+    One axis of the products is that of one of the tokens, and others depend on the distance alone. The two tokens are those of
+    the last dimensions, or of the first. Some distances may have entries of other tokens: in Transformer-XL, of later keys.
     """
+    rank = moved.places.dim()
+    if moved.form is None or moved.form.distances is not None or rank < 2 or not moved.places.numel():
+        return None
+    for order in ([*range(rank)], [*range(2, rank), 0, 1])[: 1 + (rank > 2)]:
+        found = find_distances(table, moved._replace(places=moved.places.permute(order)))
+        if found is not None:
+            dims, distances = found
+            return moved.form._replace(dims=tuple(dims[order.index(n)] for n in range(rank)), distances=distances)
+    return None
+
+
+def find_distances(table: AxisTable, moved: MovedEntries) -> tuple[Dims, DistanceIndex] | None:
+    """Return the axes of entries (..., i, j), and which rows of a table the distance of i and j picked; None if it did not."""
     places = moved.places - FRACTION
-    if moved.form is None or moved.form.distances is not None or places.dim() < 2 or not places.numel():
+    is_moved = (places >= 0) & (places == places.floor())
+    flat = places.nan_to_num().long()
+    first, matrix, is_known = flat[..., :1, :1], *(x[(0,) * (flat.dim() - 2)] for x in (flat, is_moved))
+    if not is_known[0, 0] or not torch.equal(is_moved, is_known.expand(is_moved.shape)):
         return None
-    if not bool(((places >= 0) & (places == places.floor())).all()):
-        return None
-    flat = places.long()
-    first, matrix = flat[..., :1, :1], flat[(0,) * (flat.dim() - 2)]
-    if not torch.equal(flat, first + (matrix - matrix[0, 0])):
+    if not torch.equal(flat * is_known, (first + (matrix - matrix[0, 0])) * is_known):
         return None
     sources = find_sources(table, moved._replace(places=first.double() + FRACTION))
     if sources is None or not all(one.is_whole or len(one.elsewhere) == 1 for one in sources[0]):
         return None
-    varying = {axis for one in sources[0] for axis in one.axes}
-    rows = find_rows(table, moved.dims, matrix, varying)
-    if rows is None:
+    found = find_rows(table, moved.dims, matrix, is_known, {axis for one in sources[0] for axis in one.axes})
+    if found is None:
         return None
-    own, along, picked = rows
-    size = matrix.shape[1 - along]
-    other = table.add_axis(size)
+    own, along, axes_of_table, rows = found
+    other = table.add_axis(matrix.shape[1 - along])
     pair = (own, other) if along == 0 else (other, own)
-    dims = (*(one.axes for one in sources[0][:-2]), *pair)
-    return moved.form._replace(dims=dims, distances=DistanceIndex(own, other, *picked))
+    return (*(one.axes for one in sources[0][:-2]), *pair), DistanceIndex(own, other, axes_of_table, rows)
 
 
-def find_rows(table: AxisTable, dims: Dims, matrix: Tensor, varying: set[int]) -> tuple[Axes, int, tuple[Axes, Tensor]] | None:
+def find_rows(
+    table: AxisTable, dims: Dims, matrix: Tensor, is_known: Tensor, varying: set[int]
+) -> tuple[Axes, int, Axes, Tensor] | None:
     """Return the axis of the tokens along one dimension of a matrix of places, that dimension, and the axes of the table.
 
-    The axes of the table come with the row of it that each distance picks. Those that vary outside of the matrix are left out.
-    None if there are other axes along the matrix.
+    The axes of the table come with the row of it that each distance picks, -1 if it has entries of other tokens. Axes that vary
+    outside of the matrix are left out. None if there are other axes along the matrix.
     """
     axes = [axis for group in table.expand_dims(dims) for axis in group]
-    tokens: list[tuple[Axes, int]] = []
+    tokens: list[tuple[int, int]] = []
     axes_of_table: list[int] = []
     rows, stride, count = torch.zeros_like(matrix), 1, 1
     for axis, size in zip(reversed(axes), reversed(table.get_sizes(tuple(axes))), strict=True):
         places, stride = matrix // stride % size, stride * size
         if axis in varying:
             continue
-        along = find_dimension(places, size)
+        numbers = [torch.arange(length, device=matrix.device) for length in matrix.shape]
+        counted = numbers[0].unsqueeze(-1), numbers[1]
+        own = [(places == one) & is_known for one in counted]
+        fits = (
+            n for n, one in enumerate(own) if matrix.shape[n] == size and one.select(1 - n, 0).all() and is_by_distance(one)
+        )
+        along = next(fits, None)
         if along is not None and not tokens:
-            tokens.append(((axis,), along))
+            tokens.append((axis, along))
+            is_known = own[along]
             continue
         axes_of_table.insert(0, axis)
         rows, count = rows + places * count, count * size
+    rows = rows.masked_fill(~is_known, -1)
     if not tokens or not axes_of_table or not is_by_distance(rows):
         return None
-    own, along = tokens[0]
-    return own, along, (tuple(axes_of_table), read_distances(rows if along == 0 else rows.mT))
-
-
-def find_dimension(row: Tensor, size: int) -> int | None:
-    """Return the dimension of a matrix along which its entries count up to a size, and along which alone they differ."""
-    for along in (0, 1):
-        counted = torch.arange(size, device=row.device).view((-1, 1) if along == 0 else (1, -1))
-        if row.shape[along] == size and torch.equal(row, counted.expand(row.shape)):
-            return along
-    return None
+    axis, along = tokens[0]
+    return (axis,), along, tuple(axes_of_table), read_distances(rows if along == 0 else rows.mT)
 
 
 def is_by_distance(x: Tensor) -> bool:
@@ -94,7 +108,29 @@ def read_distances(x: Tensor) -> Tensor:
     return torch.cat([x[1:, 0].flip(0), x[0]])
 
 
-def read_terms(form: ScoreForm, table: AxisTable, groups: Groups) -> list[DistanceTerm] | None:
+class RelativeTerm(NamedTuple):
+    """A term of relative positions, and the distances at which the scores have entries of other tokens instead."""
+
+    term: DistanceTerm
+    unknown: Tensor  # (q + k - 1,)
+
+    def scale(self, factor: float) -> "RelativeTerm":
+        """Return the term times a number."""
+        return self if factor == 1 else self._replace(term=replace(self.term, table=self.term.table * factor))
+
+    def is_hidden(self, mask: Mask, offset: Offset) -> bool:
+        """Return whether a mask hides the keys at all distances that are not known."""
+        if not bool(self.unknown.any()):
+            return True
+        queries, keys = (torch.arange(n, device=self.unknown.device) for n in self.term.shape[-2:])
+        for part in queries.split(ROWS):
+            unknown = self.unknown[keys - part.unsqueeze(-1) + len(queries) - 1]
+            if bool((mask.block(part, keys, offset) & unknown).any()):
+                return False
+        return True
+
+
+def read_terms(form: ScoreForm, table: AxisTable, groups: Groups) -> list[RelativeTerm] | None:
     """Return the terms of relative positions that a form amounts to, up to a number for each row; None if it is another one."""
     relative = form if form.distances is not None else pick_distances(form, table)
     if relative is None:
@@ -106,12 +142,12 @@ def read_terms(form: ScoreForm, table: AxisTable, groups: Groups) -> list[Distan
     for step in form.steps:
         number = read_number(step.operand)
         if step.kind is StepKind.MULTIPLY and number is not None:
-            terms = [scale_term(one, number) for one in terms]
+            terms = [one.scale(number) for one in terms]
         elif step.kind is StepKind.ADD and step.source is not None:
             more = read_terms(step.source, table, groups)
             if more is None:
                 return None
-            terms += [scale_term(one, step.amount) for one in more]
+            terms += [one.scale(step.amount) for one in more]
         elif step.kind is not StepKind.ADD or number is None:
             return None
     return terms
@@ -145,7 +181,7 @@ def pick_distances(form: ScoreForm, table: AxisTable) -> ScoreForm | None:
     return None
 
 
-def build_term(form: ScoreForm, table: AxisTable, groups: Groups) -> DistanceTerm:
+def build_term(form: ScoreForm, table: AxisTable, groups: Groups) -> RelativeTerm:
     """Return the term of a form without its steps. Raises UnreadableError if its axes are not those of queries and keys."""
     assert form.distances is not None
     own, other, rows = map(table.expand_axes, (form.distances.own, form.distances.other, form.distances.table))
@@ -164,12 +200,8 @@ def build_term(form: ScoreForm, table: AxisTable, groups: Groups) -> DistanceTer
         vectors, positions = autocast_tensor(vectors), autocast_tensor(positions)
     if len(positions) > 1 and torch.equal(positions, positions[:1].expand(positions.shape)):
         positions = positions[:1]
-    is_of_keys = own == groups.keys
-    used, index = form.distances.rows.unique(return_inverse=True)
+    is_of_keys, picked = own == groups.keys, form.distances.rows
+    picked = picked.flip(0) if is_of_keys else picked
+    used, index = picked.clamp(min=0).unique(return_inverse=True)
     positions = positions.index_select(2, used).to(score_dtype(positions.dtype))
-    return DistanceTerm(vectors.clone(), positions, index.flip(0) if is_of_keys else index, is_of_keys)
-
-
-def scale_term(term: DistanceTerm, factor: float) -> DistanceTerm:
-    """Return a term times a number."""
-    return term if factor == 1 else replace(term, table=term.table * factor)
+    return RelativeTerm(DistanceTerm(vectors.clone(), positions, index, is_of_keys), picked < 0)

@@ -61,7 +61,7 @@ class DistanceIndex(NamedTuple):
     own: Axes  # of the tokens that are multiplied with the rows
     other: Axes
     table: Axes
-    rows: Tensor
+    rows: Tensor  # -1 at distances that have entries of other tokens
 
 
 class ScoreForm(NamedTuple):
@@ -80,6 +80,10 @@ class ScoreForm(NamedTuple):
     def has_running_sum(self) -> bool:
         """Whether one of its steps is a running sum."""
         return any(step.kind is StepKind.CUMSUM for step in self.steps)
+
+    def drop_sources(self) -> "ScoreForm":
+        """Return the form with what its steps add as it is, not as the products that it was made of."""
+        return self._replace(steps=tuple(step._replace(source=None) for step in self.steps))
 
     def add_step(self, *step: Any) -> "ScoreForm":
         """Return the form with one more step."""

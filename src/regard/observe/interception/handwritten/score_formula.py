@@ -18,7 +18,7 @@ from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.interception.cached_keys import follows_cached_keys
 from regard.observe.interception.distributed_tensors import take_local
 from regard.observe.interception.handwritten.axis_groups import Groups
-from regard.observe.interception.handwritten.distance_terms import read_terms, scale_term
+from regard.observe.interception.handwritten.distance_terms import RelativeTerm, read_terms
 from regard.observe.interception.handwritten.edge_softmax import skip_layouts
 from regard.observe.interception.handwritten.score_form import ScoreForm, ScoreStep, StepKind
 from regard.observe.interception.handwritten.tensor_axes import AxisTable, Dims
@@ -49,7 +49,7 @@ class ScoreParts:
     places: list[int] = field(default_factory=list)  # of what was hidden: the number of biases that were added before
     sinks: Tensor | None = None
     more: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # queries and keys of further products
-    terms: list[DistanceTerm] = field(default_factory=list)  # of relative positions
+    terms: list[RelativeTerm] = field(default_factory=list)  # of relative positions
     raw: list[Tensor] = field(default_factory=list)  # tensors that biases and masks were made from
     factors: list[float] = field(default_factory=list)  # numbers that biases and masks were multiplied with
     shift: "float | Tensor" = 0.0  # what is added to whole rows, which no softmax sees
@@ -74,7 +74,9 @@ def resolve_form(form: ScoreForm, table: AxisTable, groups: Groups, kernel: str,
     q, k = (x if len(x) == b else x.expand(b, -1, -1, -1) for x in (q, k))
     v = v if v is None or len(v) == b else v.expand(b, -1, -1, -1)
     (mask, offset, bias), depends = infer_rule_of_parts(parts, q, k)
-    bias = add_terms(parts.terms, bias, (b, q.shape[1], q.shape[2], k.shape[2]))
+    if not all(one.is_hidden(mask, offset) for one in parts.terms):
+        return resolve_form(form.drop_sources(), table, groups, kernel, v)
+    bias = add_terms([one.term for one in parts.terms], bias, (b, q.shape[1], q.shape[2], k.shape[2]))
     return AttentionCall(
         kernel=kernel,
         q=q,
@@ -161,7 +163,7 @@ def apply_step(parts: ScoreParts, step: ScoreStep, table: AxisTable, groups: Gro
         return
     terms = None if step.source is None else read_terms(step.source, table, groups)
     if terms is not None:
-        parts.terms += [scale_term(one, step.amount) for one in terms]
+        parts.terms += [one.scale(step.amount) for one in terms]
         return
     x = step.operand
     if isinstance(x, Tensor):
@@ -215,7 +217,7 @@ def multiply_parts(parts: ScoreParts, x: Any) -> None:
         parts.softcap = None if parts.softcap is None else parts.softcap * x
         parts.biases = [bias * x for bias in parts.biases]
         parts.more = [(q * x, k) for q, k in parts.more]
-        parts.terms = [scale_term(one, x) for one in parts.terms]
+        parts.terms = [one.scale(x) for one in parts.terms]
         parts.hidden = [(table, amount * x) for table, amount in parts.hidden]
         if x <= 0 and (parts.hidden or parts.softcap is not None):
             raise UnreadableError("it multiplies masked scores by a negative number")
@@ -223,7 +225,7 @@ def multiply_parts(parts: ScoreParts, x: Any) -> None:
     if parts.softcap is not None or parts.hidden or (x.shape[-1] > 1 and x.shape[-2] > 1):
         raise UnreadableError("it multiplies scores by a tensor of queries and keys")
     if parts.terms:
-        parts.biases.append(DistanceProducts(tuple(parts.terms)).to_dense())
+        parts.biases.append(DistanceProducts(tuple(one.term for one in parts.terms)).to_dense())
         parts.raw.append(parts.biases[-1])
         parts.terms = []
     parts.biases = [bias * x for bias in parts.biases]
