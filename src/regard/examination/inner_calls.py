@@ -132,7 +132,7 @@ NOTHING = RecordedCalls([], [], [])
 class CallCollector:
     """A watcher that keeps every attention call of the modules that it watches."""
 
-    can_change_calls, needs_graph = False, False
+    can_change_calls, needs_graph, changes_scores = False, False, False
 
     def __init__(self, modules: dict[str, nn.Module], order: NormalizationWatcher) -> None:
         self.names = {id(module): name for name, module in modules.items()}
@@ -154,6 +154,10 @@ class CallCollector:
         self.copies[id(call)] = copy = keep_copy(call)
         self.calls.append((name, copy, self.order.count_earlier_outputs(call.kernel)))
         return proceed(call, adapter)
+
+    def change_recurrence(self, call: RecurrenceCall, adapter: CallAdapter, name: str) -> tuple[RecurrenceCall, CallAdapter]:
+        """Return a call as it is."""
+        return call, adapter
 
     def handle_recurrence(self, call: RecurrenceCall, name: str) -> None:
         """Keep weights that are computed by hand and are no softmax; ignore a recurrence, which has no scale."""

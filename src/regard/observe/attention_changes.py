@@ -18,7 +18,7 @@ from regard.mechanism.arguments import check_choice, check_instance, check_integ
 from regard.mechanism.masks import Given
 from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.recording import Recording
-from regard.observe.run import KINDS, Run
+from regard.observe.run import IMPLICIT, KINDS, Run
 from regard.observe.token_positions import Places, locate_tokens, mark_positions
 
 Layer = int | str | None
@@ -31,7 +31,8 @@ RECORD_VALUES = "Record with regard.record(model, keep='values')."
 class Change:
     """A change of a layer's attention. layer is a number among the layers of its kind, a module's path, or None for all.
 
-    A number that means a layer of the encoder and one of the decoder is refused.
+    A number that means a layer of the encoder and one of the decoder is refused. kind="implicit" is attention whose weights are
+    no softmax, as a recording has it: its heads are those of the map.
     """
 
     layer: Layer = None
@@ -41,7 +42,7 @@ class Change:
     computes_context: ClassVar[bool] = False  # whether change_context computes a context, so that others change it afterwards
 
     def __post_init__(self) -> None:
-        check_choice("kind", self.kind, KINDS)
+        check_choice("kind", self.kind, (*KINDS, IMPLICIT))
         if self.layer is not None and not isinstance(self.layer, str):
             check_integer("layer", self.layer, ", the path of a module, or None for all")
         for head in () if self.head is None or isinstance(self.head, int) else check_sequence("head", self.head):
@@ -58,6 +59,10 @@ class Change:
     def change_context(self, context: Tensor, call: AttentionCall, name: str, number: int) -> Tensor:
         """Return the context (b, h, q, e) that the model gets instead."""
         return context
+
+    def depends_on_row_scale(self, row_scale: Tensor) -> bool:
+        """Return whether the change is another one if the rows of a context are multiplied after it, by (b, h, q)."""
+        return bool((row_scale != row_scale[:, :, :1]).any())
 
     def is_target(self, name: str, number: int, kind: str) -> bool:
         """Return whether the change applies to a layer."""
@@ -106,6 +111,9 @@ class KnockOut(Change):
             check_instance("source", self.source, Recording, RECORD_VALUES)
             if self.by == "zero":
                 raise ConfigError("by='zero' takes nothing from a source: leave it out, or use by='mean' or 'resample'.")
+
+    def depends_on_row_scale(self, row_scale: Tensor) -> bool:
+        return self.by != "zero" and super().depends_on_row_scale(row_scale)
 
     def change_context(self, context: Tensor, call: AttentionCall, name: str, number: int) -> Tensor:
         chosen = torch.zeros(context.shape[1], dtype=torch.bool, device=context.device)
@@ -222,6 +230,9 @@ class Patch(Change):
         check_choice("of", self.of, ("weights", "output", "residual"))
         if self.of == "residual" and (self.head is not None or self.kind != "self"):
             raise ConfigError("of='residual' replaces what a block with self-attention returns: leave head and kind out.")
+
+    def depends_on_row_scale(self, row_scale: Tensor) -> bool:
+        return bool((row_scale != 1).any())
 
     def change_context(self, context: Tensor, call: AttentionCall, name: str, number: int) -> Tensor:
         v, heads = call.v, self.find_heads(call)

@@ -15,11 +15,22 @@ from regard.observe import interception
 from regard.observe.attention_changes import Change, Patch, compute_context
 from regard.observe.block_outputs import is_inside, watch_blocks
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
+from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.thread_state import NextHandler
 from regard.observe.layer_numbers import LayerNumbers
 from regard.observe.record import refuse_compiled
+from regard.observe.run import IMPLICIT
 from regard.observe.token_positions import locate_tokens
+from regard.observe.weight_changes import change_weights
+
+OTHER_KIND = "changes with kind='implicit' are about them"
+KNOWN_LATE = "that it is attention ({}) is known only after the layer has used its output, so it stays unchanged"
+RECURRENCE = "it is a recurrence ({}), and stays unchanged"
+SCALED = (
+    "what its rows are multiplied by after the product with the values, such as one over the sums of the weights, is that of "
+    "the unchanged weights"
+)
 
 
 @contextmanager
@@ -65,6 +76,7 @@ class Intervention:
         self.names = {id(module): name for name, module in modules.items()}
         self.residual_patches = [one for one in asked if isinstance(one, Patch) and one.of == "residual"]
         self.requested_changes = [one for one in asked if one not in self.residual_patches]
+        self.changes_scores = any(one.kind == IMPLICIT and type(one).change_call is not Change.change_call for one in asked)
         self.layers: dict[str, tuple[int, int]] = {}  # self-attention that ran: its number, and the tokens before its queries
         self.applied_changes: list[Change] = []
         self.changed_modules: set[str] = set()  # whose calls were changed
@@ -79,10 +91,48 @@ class Intervention:
     def handle_generation(self, module: nn.Module, sequences: Tensor, prompts: int) -> None:
         """Do nothing when a generation ends."""
 
+    def change_recurrence(self, call: RecurrenceCall, adapter: CallAdapter, name: str) -> tuple[RecurrenceCall, CallAdapter]:
+        """Return a call of weights that are no softmax, and how it runs, with every change that applies to its layer."""
+        plain, read, write = adapter.plain_call, adapter.context, adapter.result
+        meant = self.find_changes_of_recurrence(name)
+        if not meant or plain is None or read is None or write is None:
+            return call, adapter
+        number = self.layer_numbers.assign_number(name, IMPLICIT)
+        changed = plain
+        for change in meant:
+            changed = change.change_call(changed, name, number)
+        try:
+            call, adapter = (call, adapter) if changed is plain else change_weights(changed, adapter, call)
+        except UnreadableError as error:
+            self.missed[name] = str(error)
+            meant = [change for change in meant if change.change_call(plain, name, number) is plain]
+        if not meant:
+            return call, adapter
+        result = adapter.run()
+        context = read(result)
+        for change in meant:
+            self.report_applied(change, name)
+            context = change.change_context(context, plain, name, number)
+        self.changed_modules.add(name)
+        return call, replace(adapter, run=lambda: write(context, result))
+
+    def find_changes_of_recurrence(self, name: str) -> list[Change]:
+        """Return the changes of a layer without a softmax."""
+        if not any(change.kind == IMPLICIT for change in self.requested_changes):
+            return []
+        number = self.layer_numbers.assign_number(name, IMPLICIT)
+        return [change for change in self.requested_changes if change.is_target(name, number, IMPLICIT)]
+
     def handle_recurrence(self, call: RecurrenceCall, name: str) -> None:
-        """Note weights by hand that are no softmax. They stay unchanged, as recurrences do, which no change is about."""
-        if call.kernel.startswith("by hand"):
-            self.missed.setdefault(name, f"its weights are no softmax over the keys ({call.kernel}), and stay unchanged")
+        """Note why a call without a softmax stays unchanged, or what its rows were multiplied by after it was changed."""
+        meant, is_handwritten = self.find_changes_of_recurrence(name), call.kernel.startswith("by hand")
+        if not meant and is_handwritten:
+            reason = f"its weights are no softmax over the keys ({call.kernel}), and stay unchanged: {OTHER_KIND}"
+            self.missed.setdefault(name, reason)
+        elif meant and name not in self.changed_modules:
+            self.missed.setdefault(name, (KNOWN_LATE if is_handwritten else RECURRENCE).format(call.kernel))
+        elif call.row_scale is not None and any(change.depends_on_row_scale(call.row_scale) for change in meant):
+            self.missed[name] = SCALED
 
     def may_miss(self, module: nn.Module) -> bool:
         """Return False: modules without attention are not changed."""

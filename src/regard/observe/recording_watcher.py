@@ -48,7 +48,7 @@ OTHER_TOKENS = (
 class RecordingWatcher:
     """A watcher that records the calls of one model: its tracker finds where a call belongs, its store copies what is kept."""
 
-    can_change_calls = False
+    can_change_calls, changes_scores = False, False
 
     def __init__(self, modules: Mapping[str, nn.Module], selection: Selection, store: Store) -> None:
         self.modules = modules
@@ -121,6 +121,10 @@ class RecordingWatcher:
         reason = ENDED if has_beams else OTHER_TOKENS
         for n in [n for n, row in enumerate(rows) if row is None]:
             self.report_missed(MissedCall("generate", root, reason.format(n)))
+
+    def change_recurrence(self, call: RecurrenceCall, adapter: CallAdapter, name: str) -> tuple[RecurrenceCall, CallAdapter]:
+        """Return a call as it is."""
+        return call, adapter
 
     def handle_recurrence(self, call: RecurrenceCall, name: str) -> None:
         """Record a recurrence that ran in the module of this name."""

@@ -33,7 +33,7 @@ def locate_tokens(call: AttentionCall, kind: str) -> TokenPositions:
     calling modules were given one of transformers; without one the first key is taken for the first token.
     """
     q, k = call.q.shape[2], call.k.shape[2]
-    if kind != "self" or not call.can_use_cache:
+    if kind == "cross" or not call.can_use_cache:
         return TokenPositions(0, 0, k)
     end = find_visible_end(call.mask, q, k, call.offset) if k > q else k
     total = max(count_cached_tokens(STATE.frames) or 0, end)

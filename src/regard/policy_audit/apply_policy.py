@@ -12,6 +12,7 @@ from regard.mechanism.masks import Given
 from regard.observe.attention_changes import Change
 from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.recording import Recording
+from regard.observe.run import IMPLICIT
 from regard.policies import AttentionInputs, Policy
 from regard.policies.policy import check_policy
 from regard.policy_audit.policy_context import compute_policy_context
@@ -46,6 +47,8 @@ class ApplyPolicy(Change):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.kind == IMPLICIT:
+            raise ConfigError("ApplyPolicy chooses keys of a softmax: use it for layers of the kind 'self' or 'cross'.")
         check_policy(self.policy)
         check_count("prompt", self.prompt)
         if self.context is not None and not self.policy.reads_whole_prompt:

@@ -72,6 +72,9 @@ class CallAdapter:
     replace_weights: Callable[[Any, Any], Any] | None = None  # result and map to a result, if the caller asked for weights
     places: Tensor | None = None  # of the result's entries in (b, h, q, e), if a call without a softmax is dispatched later
     weights: Tensor | None = None  # (b, h, q, k), if the model's own code computed them before
+    postpone: Callable[[Any, Any], None] | None = None  # what a call without a softmax and its result wait with until then
+    plain_call: AttentionCall | None = None  # the values of a call without a softmax, ones as q and k: for those who change it
+    change_weights: Callable[[Tensor, float], Tensor] | None = None  # visible keys (q, k) and a factor of scores to weights
     divisor: Tensor | None = None  # the sums of the weights that the result is yet to be divided by, of the result's shape
 
 

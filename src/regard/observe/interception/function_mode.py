@@ -29,6 +29,7 @@ from regard.observe.interception.handwritten.loop_recurrence import can_read_loo
 from regard.observe.interception.handwritten.loop_tracker import LoopTracker, may_start_loop
 from regard.observe.interception.handwritten.undivided_contexts import UndividedContexts
 from regard.observe.interception.handwritten.unread_recurrences import find_token_axes, find_unread_recurrence
+from regard.observe.interception.handwritten.weight_steps import WeightSteps
 from regard.observe.interception.head_counts import find_head_counts
 from regard.observe.interception.pixel_positions import PixelPositions
 from regard.observe.interception.plain_tensors import disable_modes, unwrap_tensor
@@ -71,10 +72,12 @@ class AttentionFunctionMode(TorchFunctionMode):
         self.positions = PixelPositions()
         self.layer_forms: dict[Hashable, list[LayerForm]] = {}  # of this forward
         self.unrepeated: set[type[nn.Module]] = set()  # classes of this forward in which more ran than can be repeated
+        self.weight_steps = WeightSteps()
         self.opaque_weights = WeakTensorKeyDictionary()  # results of a softmax of tensors without data of their own
 
-    def reset(self) -> None:
-        """Clear the followed tensors when a forward starts."""
+    def reset(self, changes_scores: bool) -> None:
+        """Clear the followed tensors when a forward starts; `changes_scores` says whether weights may be computed again."""
+        self.weight_steps.restart(changes_scores)
         self.tracker.clear()
         self.undivided.clear()
         self.loops.restart()
@@ -144,7 +147,7 @@ class AttentionFunctionMode(TorchFunctionMode):
         result: Any,
     ) -> Any:
         """Follow a function that ran, and log it; return its result."""
-        outputs = args[0] if result is None else result
+        outputs, given = args[0] if result is None else result, (args, kwargs)
         if kwargs or name == "einsum":
             args, kwargs = list_tensors_by_place(name, args, kwargs)
         if self.positions.stored and wrapper is None:
@@ -164,6 +167,8 @@ class AttentionFunctionMode(TorchFunctionMode):
             handwritten_call = self.follow_function(frames, func, name, role, args, kwargs, outputs)
         if handwritten_call is not None and isinstance(result, Tensor):
             result = outputs = self.intercept_handwritten(handwritten_call, result)
+        elif self.weight_steps.is_active:
+            self.keep_step(func, name, *given, outputs)
         frames[-1].log_operation(args, kwargs, outputs, name)
         if type(result) is not Tensor and isinstance(result, Tensor) and not is_readable(result):
             self.report_opaque(name, role, args, result)
@@ -291,6 +296,15 @@ class AttentionFunctionMode(TorchFunctionMode):
             self.tracker.follow_module(frames, child, x, y)
         except Exception as error:
             self.report_failure(type(child).__name__, error)
+        if self.weight_steps.is_active:
+            self.keep_step(child, type(child).__name__, (x,), {}, y)
+
+    def keep_step(self, *call: Any) -> None:
+        """Keep a function between scores and weights. A failure must not stop the model: weights are then not changed."""
+        try:
+            self.weight_steps.add(self.tracker, *call)
+        except Exception:
+            self.weight_steps.restart(is_active=False)
 
     def follow_positions(self, follow: Callable[..., None], *call: Any) -> None:
         """Follow the positions of pixels. A failure must not stop the model: no more positions are known in this forward."""
@@ -388,7 +402,7 @@ class AttentionFunctionMode(TorchFunctionMode):
             if isinstance(found, AttentionCall) and adapter.divisor is not None:
                 undivided.append((found, adapter.divisor))
             elif isinstance(found, RecurrenceCall) and adapter.places is not None:
-                self.tracker.linear.add_activated_call(STATE.frames, found, adapter.places, result, call.trace.roots)
+                adapter.postpone = partial(self.postpone_call, adapter.places, call.trace.roots)
                 postponed.append(found)
             return found, adapter
 
@@ -398,7 +412,13 @@ class AttentionFunctionMode(TorchFunctionMode):
             self.undivided.add(context, found, divisor, owners)
         if not postponed:
             self.tracker.used.add_call(call.trace.roots, owners, STATE.frames)
+        self.weight_steps.forget(call.tensor)
         return context
+
+    def postpone_call(self, places: Tensor, roots: int, call: RecurrenceCall, result: Tensor) -> None:
+        """Keep a call of activated scores, whose result may be divided, until its module ends."""
+        with disable_modes():
+            self.tracker.linear.add_activated_call(STATE.frames, call, places, result, roots)
 
 
 def describe_frames(frames: list[ModuleFrame]) -> Hashable:

@@ -38,6 +38,7 @@ class Watcher(Protocol):
     names: dict[int, str]  # of the watched modules, by id
     can_change_calls: bool  # whether it may change a call; such a watcher handles a call before those that only record
     needs_graph: bool  # whether it keeps the graph of calls, so that reentrant checkpoints may not cut it
+    changes_scores: bool  # whether it may compute weights that are no softmax again, by the functions that made them
 
     def start_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Start a forward of a watched module that no other watched module called."""
@@ -47,6 +48,9 @@ class Watcher(Protocol):
 
     def handle_call(self, call: AttentionCall, adapter: CallAdapter, name: str, proceed: NextHandler) -> Any:
         """Handle an attention call in the module of this name and return what the caller gets."""
+
+    def change_recurrence(self, call: RecurrenceCall, adapter: CallAdapter, name: str) -> tuple[RecurrenceCall, CallAdapter]:
+        """Return a call without a softmax in the module of this name, and how it runs, as the model gets it instead."""
 
     def handle_recurrence(self, call: RecurrenceCall, name: str) -> None:
         """Handle a recurrence that ran in the module of this name."""
@@ -165,7 +169,7 @@ def push_frame(module: nn.Module, args: Any, kwargs: Any) -> ModuleFrame:
     outermost = not STATE.frames
     if outermost:
         STATE.inferred_masks.clear()
-        STATE.mode.reset()
+        STATE.mode.reset(any(watcher.changes_scores for watcher in STATE.watchers))
         if len(OPEN_ENTRIES) > len(STATE.watchers):
             notify_other_threads(module)
     if len(above) < len(STATE.watchers):
@@ -252,7 +256,7 @@ class InterceptionPause:
 def dispatch_call(
     kernel: str, run: Callable[[], Any], read_call: Callable[[], tuple[AttentionCall | RecurrenceCall, CallAdapter]]
 ) -> Any:
-    """Dispatch a call of a kernel to its watchers and return what the caller gets; one without a softmax stays as it is.
+    """Dispatch a call of a kernel to its watchers and return what the caller gets.
 
     If the arguments cannot be read, the kernel runs as it was called and is reported as missed.
     """
@@ -274,9 +278,22 @@ def dispatch_call(
             if STATE.mode is not None and STATE.mode.positions.stored:
                 STATE.mode.follow_positions(STATE.mode.positions.follow_call, call, adapter, result)
             return result
-        if adapter.places is None:
+        call, adapter = change_recurrence(call, adapter)
+        result = adapter.run()
+        if adapter.postpone is None:
             dispatch_recurrence(call)
-        return adapter.run()
+        else:
+            adapter.postpone(call, result)
+        return result
+
+
+def change_recurrence(call: RecurrenceCall, adapter: CallAdapter) -> tuple[RecurrenceCall, CallAdapter]:
+    """Return a call without a softmax, and how it runs, with the changes of every intervention, the last first."""
+    for watcher in reversed(STATE.watchers):
+        name = find_name(watcher) if watcher.can_change_calls else None
+        if name is not None:
+            call, adapter = watcher.change_recurrence(call, adapter, name)
+    return call, adapter
 
 
 def dispatch_recurrence(call: RecurrenceCall) -> None:

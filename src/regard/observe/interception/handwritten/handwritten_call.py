@@ -7,7 +7,7 @@ queries and keys, which keeps q x k numbers and is exact.
 
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -144,18 +144,7 @@ def read_grouped_call(
     assert product_call.product is not None
     matrix = matrix if product_call.product.factor == 1 else matrix * product_call.product.factor
     four = (groups.batch, groups.heads, groups.queries, groups.width)
-    try:
-        call, total = build_call(product_call, table, groups, matrix, v)
-    except NoSoftmaxError as error:
-        context = table.arrange(result, dims, four)
-        kernel = f"by hand: {product_call.steps}"
-        other = build_unnormalized_call(weights, table, groups, matrix, v, context, kernel, str(error))
-        adapter = CallAdapter(lambda: result)
-        if weights.activated is not None or (weights.form is None and not weights.parts):  # may be divided after the values
-            with suppress(Exception):  # of an unusual layout, in which a division is not followed
-                places = torch.arange(context.numel(), device=context.device).view(context.shape)
-                adapter.places = table.restore(places, four, dims, result.shape)
-        return other, adapter
+    total: Tensor | None = None
 
     def read_context(out: Tensor) -> Tensor:
         context = table.arrange(out, dims, four)
@@ -164,11 +153,44 @@ def read_grouped_call(
     def write_context(new: Tensor, out: Tensor) -> Tensor:
         return table.restore(new if total is None else new * total, four, dims, out.shape)
 
+    try:
+        call, total = build_call(product_call, table, groups, matrix, v)
+    except NoSoftmaxError as error:
+        context = table.arrange(result, dims, four)
+        kernel = f"by hand: {product_call.steps}"
+        other = build_unnormalized_call(weights, table, groups, matrix, v, context, kernel, str(error))
+        plain = build_plain_call(kernel, context, v, is_cross=weights.has_separate_sources)
+        change = partial(weigh_again, product_call, table, groups)
+        adapter = CallAdapter(
+            lambda: result, read_context, write_context, lambda _: matrix, plain_call=plain, change_weights=change
+        )
+        if weights.activated is not None or (weights.form is None and not weights.parts):  # may be divided after the values
+            with suppress(Exception):  # of an unusual layout, in which a division is not followed
+                places = torch.arange(context.numel(), device=context.device).view(context.shape)
+                adapter.places = table.restore(places, four, dims, result.shape)
+        return other, adapter
+
     adapter = CallAdapter(lambda: result, read_context, write_context, is_reversible=total is None, weights=matrix)
     if total is not None and not call.note:
         with suppress(Exception):  # of an unusual layout, in which the division is not followed
             adapter.divisor = table.restore(total.expand(*total.shape[:3], v.shape[3]), four, dims, result.shape)
     return call, adapter
+
+
+def build_plain_call(kernel: str, context: Tensor, v: Tensor, is_cross: bool | None) -> AttentionCall:
+    """Return a call with the values and the lengths of one without a softmax, and ones as queries and keys."""
+    ones = v.new_ones(1, 1, 1, 1, dtype=torch.float64)
+    q, k = (ones.expand(*sizes, 1) for sizes in (context.shape[:3], (*context.shape[:2], v.shape[2])))
+    return AttentionCall(kernel=kernel, q=q, k=k, v=v, is_cross=is_cross, can_use_cache=not is_cross)
+
+
+def weigh_again(product_call: HandwrittenCall, table: AxisTable, groups: Groups, visible: Tensor, factor: float) -> Tensor:
+    """Return the weights (b, h, q, k) of a call whose scores are changed. Raises UnreadableError if they are not known."""
+    assert product_call.product is not None
+    weights, dims = product_call.tensor, product_call.trace.dims
+    assert dims is not None
+    again = STATE.mode.weight_steps.run_again(weights, table, groups, visible, factor)
+    return table.arrange(again, dims, groups.matrix) * product_call.product.factor
 
 
 def read_picked_call(

@@ -7,11 +7,11 @@ differ, or no formula is known, the weights themselves are stored.
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from regard.map.implicit_map import Mechanism
 from regard.map.plane import BLOCK_NUMBERS
 from regard.map.scored_matrix import IDENTITY, SOFTMAX, ScoredMatrix, activate_scores
 from regard.map.stored_matrix import StoredMatrix
@@ -49,11 +49,13 @@ UNKNOWN = "attention of activated scores"  # by a formula that no name stands fo
 class ActivatedCall:
     """A call of activated scores, and its output (b, h, q, e) as far as it was followed.
 
-    columns are those of the values that the output has; row_scale is (b, h, q).
+    columns are those of the values that the output has; row_scale is (b, h, q). divided is the matrix of the model
+    without interventions, by the sums of whose rows the output may be divided.
     """
 
     call: RecurrenceCall
     factors: RecurrenceFactors
+    divided: Mechanism
     outputs: Tensor
     columns: Tensor
     row_scale: Tensor
@@ -62,11 +64,12 @@ class ActivatedCall:
     def copy_call(cls, call: RecurrenceCall) -> "ActivatedCall":
         """Return a call with copies of its tensors, which the layer may write into before its output has been followed."""
         factors = call.read()
-        tensors: dict[str, Any] = {name: x.clone() for name, x in factors.mechanism.tensors.items()}
+        mechanism = factors.copy_mechanism()
         outputs = factors.outputs.clone()
         return cls(
             call=call,
-            factors=replace(factors, mechanism=replace(factors.mechanism, **tensors), values=factors.values.clone()),
+            factors=replace(factors, mechanism=mechanism, values=factors.values.clone()),
+            divided=mechanism if call.unchanged is None else call.unchanged.read().copy_mechanism(),
             outputs=outputs,
             columns=torch.arange(outputs.shape[3], device=outputs.device),
             row_scale=outputs.new_ones(outputs.shape[:3], dtype=score_dtype(outputs.dtype)),
@@ -89,7 +92,7 @@ class ActivatedCall:
         """
         if not factor.numel() or bool((factor == factor.flatten()[0]).all()):
             return True
-        mechanism = self.factors.mechanism
+        mechanism = self.divided
         if isinstance(mechanism, StoredMatrix):
             rows = sample_evenly(mechanism.entries)
             sums = mechanism.entries[:, :, rows].double().sum(-1)
@@ -115,9 +118,8 @@ class ActivatedCall:
             mechanism = replace(mechanism, row_scale=scale)
         state, (n, t) = sample_state(values), (self.outputs.shape[2], values.shape[2])
         factors = replace(self.factors, mechanism=mechanism, values=values, outputs=self.outputs, state=state)
-        return replace(
-            self.call, initial_state=sample_state(values[:, :, : t - n]) if 0 < n < t else None, read=lambda: factors
-        )
+        initial = sample_state(values[:, :, : t - n]) if 0 < n < t else None
+        return replace(self.call, initial_state=initial, read=lambda: factors, row_scale=self.row_scale)
 
 
 def build_unnormalized_call(

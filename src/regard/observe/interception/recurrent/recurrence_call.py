@@ -32,6 +32,11 @@ class RecurrenceFactors:
     gates: Tensor | None = None
     note: str = ""
 
+    def copy_mechanism(self) -> Mechanism:
+        """Return the matrix with copies of its tensors."""
+        tensors: dict[str, Any] = {name: x.clone() for name, x in self.mechanism.tensors.items()}
+        return replace(self.mechanism, **tensors)
+
     def select_new_values(self) -> "RecurrenceFactors":
         """Return the same with the values of the last tokens alone, as many as there are queries: the others are known."""
         return replace(self, values=self.values[:, :, -self.outputs.shape[2] :])
@@ -44,7 +49,8 @@ class RecurrenceCall:
     initial_state is (b, n), as that of RecurrenceFactors; None if it started from nothing. must_continue says that the call
     is no map of its own if no recorded call has left that state. read_softmaxes returns the softmaxes whose heads were mixed to
     the weights, none if these are not known; it may be called until the forward ends. is_reported says that the call is missed
-    if it cannot be read.
+    if it cannot be read. row_scale (b, h, q) is what a layer multiplied its output by after the product with the values.
+    unchanged is the call before an intervention changed it.
     """
 
     kernel: str
@@ -53,6 +59,8 @@ class RecurrenceCall:
     must_continue: bool = True
     read_softmaxes: Callable[[], list[AttentionCall]] = list
     is_reported: bool = True
+    row_scale: Tensor | None = None
+    unchanged: "RecurrenceCall | None" = None
 
 
 def sample_state(*parts: Tensor | None) -> Tensor | None:

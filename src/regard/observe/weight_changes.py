@@ -1,0 +1,67 @@
+"""Weights that are no softmax, with scores changed by an intervention, and the contexts that they make of the values."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from regard.map.scored_matrix import ScoredMatrix
+from regard.map.stored_matrix import StoredMatrix
+from regard.mechanism.heads import share
+from regard.observe.interception.attention_call import AttentionCall, CallAdapter
+from regard.observe.interception.plain_tensors import UnreadableError
+from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall, RecurrenceFactors
+
+BY_ROW = "the rows of its batch hide different keys, which is done to a softmax alone"
+
+
+def change_weights(changed: AttentionCall, adapter: CallAdapter, call: RecurrenceCall) -> tuple[RecurrenceCall, CallAdapter]:
+    """Return a call of weights that are no softmax, and how it runs, with the mask and the queries of a changed plain call.
+
+    These queries, all alike in a head, are what its scores are multiplied by. Rows of weights that do not change keep the
+    context of the model's own product. Raises UnreadableError if the weights cannot be computed.
+    """
+    read_context, write = adapter.context, adapter.result
+    assert read_context is not None
+    assert write is not None
+    assert changed.v is not None
+    result = adapter.run()
+    context = read_context(result)
+    weights, is_changed = compute_weights(changed, adapter, result)
+    if not is_changed.any():
+        return call, adapter
+    dtype = torch.promote_types(weights.dtype, changed.v.dtype)
+    new = weights.to(dtype) @ share(changed.v.to(dtype), weights.shape[1])
+    context = torch.where(is_changed.unsqueeze(-1), new.to(context.dtype), context)
+
+    def read() -> RecurrenceFactors:
+        found = call.read()
+        title = found.mechanism.title if isinstance(found.mechanism, ScoredMatrix | StoredMatrix) else ""
+        mechanism = StoredMatrix(entries=weights.detach(), title=title)
+        return replace(found, mechanism=mechanism, outputs=context.detach().expand(found.outputs.shape), note="")
+
+    changed_call = replace(call, read=read, read_softmaxes=list, unchanged=call.unchanged or call)
+    return changed_call, replace(adapter, run=lambda: write(context, result))
+
+
+def compute_weights(changed: AttentionCall, adapter: CallAdapter, result: object) -> tuple[Tensor, Tensor]:
+    """Compute the weights (b, h, q, k) of a changed call, and which rows of which heads (h, q) are not as they were."""
+    assert adapter.change_weights is not None
+    assert adapter.read_weights is not None
+    (b, h, n, _), k = changed.q.shape, changed.k.shape[2]
+    device = changed.q.device
+    table = changed.mask.block(torch.arange(n, device=device), torch.arange(k, device=device), changed.offset)
+    if len(table) > 1:
+        raise UnreadableError(BY_ROW)
+    visible, factors = table[0].expand(h, n, k), changed.q[0, :, 0, 0]
+    is_changed = ~visible.all(-1) | (factors != 1).unsqueeze(-1)
+    weights = adapter.read_weights(result)
+    assert weights is not None
+    weights, remaining = weights.expand(b, h, n, k), is_changed.any(-1)
+    for head in range(h):
+        if remaining[head]:
+            is_alike = remaining & (factors == factors[head]) & (visible == visible[head]).all(-1).all(-1)
+            new = adapter.change_weights(visible[head], float(factors[head]))
+            weights = torch.where((is_changed & is_alike.unsqueeze(-1)).unsqueeze(-1), new, weights)
+            remaining = remaining & ~is_alike
+    return weights, is_changed
