@@ -347,3 +347,47 @@ def test_what_names_no_head_or_no_kind_is_refused():
         model(x)
     with pytest.raises(ConfigError, match="kind must be"):
         KnockOut(kind="linear")
+
+
+class Distances(nn.Module):
+    """A softmax of scores that are no product, whose weights a recording stores as they are."""
+
+    def forward(self, x, hidden=False, t=1.0):
+        scores = -torch.cdist(x, x) / t
+        return torch.softmax(scores.masked_fill(torch.as_tensor(hidden), -torch.inf), -1) @ x
+
+
+class Mixed(nn.Module):
+    """Softmaxes mixed by numbers that sum to 1, so that the rows of the weights do too."""
+
+    def forward(self, x, hidden=False, t=1.0):
+        q, mixing = x.unflatten(-1, (2, -1)).transpose(1, 2), torch.tensor([[0.3, 0.7], [0.6, 0.4]])
+        weights = torch.softmax(
+            (q @ (q * torch.tensor([1.0, -2.0]).view(2, 1, 1)).mT / t).masked_fill(torch.as_tensor(hidden), -torch.inf), -1
+        )
+        return (torch.einsum("gh,bhij->bgij", mixing, weights) @ q).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("build", [Distances, Mixed])
+def test_weights_that_are_stored_as_they_are_are_changed_by_their_scores_with_gradients(build):
+    torch.manual_seed(2)
+    model, x, hidden = nn.Sequential(build()), torch.randn(B, T, 4, requires_grad=True), torch.arange(T) < 2
+    with torch.no_grad(), record(model) as recording:
+        model(x)
+    assert "stored as they are" in recording.notes[0]
+    with intervene(model, CutEdges(keys=[0, 1]), Temperature(t=2.0)), record(model) as changed:
+        found = model(x)
+    expected = model[0](x, hidden, 2.0)
+    assert_equal(found, expected)
+    one, other = (torch.autograd.grad(y.square().sum(), x)[0] for y in (found, expected))
+    assert_equal(one, other)
+    assert not changed.map(0).dense()[..., :2].any()
+    assert (changed.map(0).dense().sum(-1) - 1).abs().max() < EQUAL
+
+
+def test_interventions_inside_each_other_add_up():
+    model, x = build("differential")
+    expected = compute_heads(model, x, Primitives(hide(torch.arange(4, 9), torch.tensor([1, 3])), t=2.0))
+    outer, inner = (CutEdges(slice(4, 9), key, kind="implicit") for key in (1, 3))
+    with intervene(model, outer, Temperature(t=2.0, kind="implicit")), intervene(model, inner):
+        assert_equal(model(x), model[1](expected.flatten(2)))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError
 from regard.observe import interception
-from regard.observe.attention_changes import Change, Patch, compute_context
+from regard.observe.attention_changes import Change, Patch, Temperature, compute_context
 from regard.observe.block_outputs import is_inside, watch_blocks
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
 from regard.observe.interception.plain_tensors import UnreadableError
@@ -22,11 +22,12 @@ from regard.observe.layer_numbers import LayerNumbers
 from regard.observe.record import refuse_compiled
 from regard.observe.run import IMPLICIT
 from regard.observe.token_positions import locate_tokens
-from regard.observe.weight_changes import change_weights
+from regard.observe.weight_changes import change_weights, store_changed_weights
 
 OTHER_KIND = "changes with kind='implicit' are about them"
 KNOWN_LATE = "that it is attention ({}) is known only after the layer has used its output, so it stays unchanged"
 RECURRENCE = "it is a recurrence ({}), and stays unchanged"
+NO_SCORES = "its weights are stored as they are, and cannot be computed again from scores at another temperature"
 SCALED = (
     "what its rows are multiplied by after the product with the values, such as one over the sums of the weights, is that of "
     "the unchanged weights"
@@ -76,7 +77,7 @@ class Intervention:
         self.names = {id(module): name for name, module in modules.items()}
         self.residual_patches = [one for one in asked if isinstance(one, Patch) and one.of == "residual"]
         self.requested_changes = [one for one in asked if one not in self.residual_patches]
-        self.changes_scores = any(one.kind == IMPLICIT and type(one).change_call is not Change.change_call for one in asked)
+        self.changes_scores = any(type(one).change_call is not Change.change_call for one in asked)
         self.layers: dict[str, tuple[int, int]] = {}  # self-attention that ran: its number, and the tokens before its queries
         self.applied_changes: list[Change] = []
         self.changed_modules: set[str] = set()  # whose calls were changed
@@ -102,14 +103,17 @@ class Intervention:
         for change in meant:
             changed = change.change_call(changed, name, number)
         try:
-            call, adapter = (call, adapter) if changed is plain else change_weights(changed, adapter, call)
+            found = None if changed is plain else change_weights(changed, adapter)
         except UnreadableError as error:
-            self.missed[name] = str(error)
+            found, self.missed[name] = None, str(error)
             meant = [change for change in meant if change.change_call(plain, name, number) is plain]
         if not meant:
             return call, adapter
+        weights, adapter = (None, adapter) if found is None else found
         result = adapter.run()
         context = read(result)
+        if weights is not None:
+            call = store_changed_weights(call, weights, context)
         for change in meant:
             self.report_applied(change, name)
             context = change.change_context(context, plain, name, number)
@@ -181,13 +185,19 @@ class Intervention:
                 f"{name} computes its attention ({call.kernel}) as a whole, so it cannot be changed. If it is an "
                 "nn.MultiheadAttention, call it with need_weights=False."
             )
+        found = self.change_stored_call(call, adapter, meant, name, number) if call.has_stored_weights else None
+        if call.has_stored_weights and found is None and any(isinstance(change, Temperature) for change in meant):
+            self.missed[name] = NO_SCORES
+            meant = [change for change in meant if not isinstance(change, Temperature)]
         for change in meant:
             self.report_applied(change, name)
-        self.changed_modules.add(name)
+        self.changed_modules |= {name} if meant else set()
         changed = call
         for change in meant:
             changed = change.change_call(changed, name, number)
-        if changed is not call:
+        if found is not None:
+            changed, adapter = found
+        elif changed is not call:
             own = meant[0] if len(meant) == 1 else None
 
             def compute() -> Tensor:
@@ -200,6 +210,24 @@ class Intervention:
         for change in sorted(meant, key=lambda change: not change.computes_context):
             context = change.change_context(context, changed, name, number)
         return write(context, result)
+
+    def change_stored_call(
+        self, call: AttentionCall, adapter: CallAdapter, meant: list[Change], name: str, number: int
+    ) -> tuple[AttentionCall, CallAdapter] | None:
+        """Return a call whose weights are stored as they are, and how it runs, by the functions that made its weights.
+
+        None if they cannot run again, or if a change computes contexts from queries and keys.
+        """
+        plain = adapter.plain_call
+        if plain is None or any(type(change).compute_context is not Change.compute_context for change in meant):
+            return None
+        for change in meant:
+            plain = change.change_call(plain, name, number)
+        try:
+            found = change_weights(plain, adapter)
+        except UnreadableError:
+            return None
+        return (call, adapter) if found is None else (replace(call, bias=found[0].detach().log()), found[1])
 
     def handle_block(self, block: str, output: Tensor, given: Tensor | None) -> Tensor | None:
         """Return the output (b, t, c) of a block with every patch of it; None if there is none."""

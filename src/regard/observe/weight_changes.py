@@ -1,4 +1,4 @@
-"""Weights that are no softmax, with scores changed by an intervention, and the contexts that they make of the values."""
+"""Weights that no softmax of q and k gives, with scores changed by an intervention, and the contexts that they make of v."""
 
 from dataclasses import replace
 
@@ -15,11 +15,11 @@ from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 BY_ROW = "the rows of its batch hide different keys, which is done to a softmax alone"
 
 
-def change_weights(changed: AttentionCall, adapter: CallAdapter, call: RecurrenceCall) -> tuple[RecurrenceCall, CallAdapter]:
-    """Return a call of weights that are no softmax, and how it runs, with the mask and the queries of a changed plain call.
+def change_weights(changed: AttentionCall, adapter: CallAdapter) -> tuple[Tensor, CallAdapter] | None:
+    """Return the weights (b, h, q, k) of a plain call with its mask and queries changed, and how it runs; None if none change.
 
-    These queries, all alike in a head, are what its scores are multiplied by. Rows of weights that do not change keep the
-    context of the model's own product. Raises UnreadableError if the weights cannot be computed.
+    The queries, all alike in a head, are what its scores are multiplied by. Rows of weights that do not change keep the context
+    of the model's own product. Raises UnreadableError if the weights cannot be computed.
     """
     read_context, write = adapter.context, adapter.result
     assert read_context is not None
@@ -29,10 +29,15 @@ def change_weights(changed: AttentionCall, adapter: CallAdapter, call: Recurrenc
     context = read_context(result)
     weights, is_changed = compute_weights(changed, adapter, result)
     if not is_changed.any():
-        return call, adapter
+        return None
     dtype = torch.promote_types(weights.dtype, changed.v.dtype)
     new = weights.to(dtype) @ share(changed.v.to(dtype), weights.shape[1])
     context = torch.where(is_changed.unsqueeze(-1), new.to(context.dtype), context)
+    return weights, replace(adapter, run=lambda: write(context, result), plain_call=changed, read_weights=lambda _: weights)
+
+
+def store_changed_weights(call: RecurrenceCall, weights: Tensor, context: Tensor) -> RecurrenceCall:
+    """Return a call of weights that are no softmax with others, and the context that they make."""
 
     def read() -> RecurrenceFactors:
         found = call.read()
@@ -40,8 +45,7 @@ def change_weights(changed: AttentionCall, adapter: CallAdapter, call: Recurrenc
         mechanism = StoredMatrix(entries=weights.detach(), title=title)
         return replace(found, mechanism=mechanism, outputs=context.detach().expand(found.outputs.shape), note="")
 
-    changed_call = replace(call, read=read, read_softmaxes=list, unchanged=call.unchanged or call)
-    return changed_call, replace(adapter, run=lambda: write(context, result))
+    return replace(call, read=read, read_softmaxes=list, unchanged=call.unchanged or call)
 
 
 def compute_weights(changed: AttentionCall, adapter: CallAdapter, result: object) -> tuple[Tensor, Tensor]:

@@ -54,6 +54,9 @@ class AttentionCall(CallArguments):
     unwritten_keys: int = 0  # number of further keys that the kernel was given and that no query sees
     can_be_packed: bool = True  # whether several calls of one visit may be sequences that were packed
     note: str = ""  # how much of it is stored as it is, and why
+    has_stored_weights: bool = (
+        False  # whether its bias is the logarithm of the caller's own weights, and its scores are not known
+    )
     rank_part: RankPart | None = None  # which part of the model's call this is, if ranks share it
     parent_rows: Tensor | None = None  # each row's parent row in the previous step, if that was observed
     follows_cache: Callable[[], bool] = bool  # whether its keys are seen to be those of a cache with the new ones behind them
@@ -73,7 +76,7 @@ class CallAdapter:
     places: Tensor | None = None  # of the result's entries in (b, h, q, e), if a call without a softmax is dispatched later
     weights: Tensor | None = None  # (b, h, q, k), if the model's own code computed them before
     postpone: Callable[[Any, Any], None] | None = None  # what a call without a softmax and its result wait with until then
-    plain_call: AttentionCall | None = None  # the values of a call without a softmax, ones as q and k: for those who change it
+    plain_call: AttentionCall | None = None  # of weights that can be computed again: the values, ones as queries and keys
     change_weights: Callable[[Tensor, float], Tensor] | None = None  # visible keys (q, k) and a factor of scores to weights
     divisor: Tensor | None = None  # the sums of the weights that the result is yet to be divided by, of the result's shape
 

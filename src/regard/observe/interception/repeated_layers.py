@@ -257,7 +257,9 @@ class LayerForm(NamedTuple):
 
 def find_form(form: ScoreForm | None, tensors: Sequence[Tensor | None]) -> FormViews | None:
     """Return where the tensors of a form are; None if one of them is not among those of the layer."""
-    if form is None or any(isinstance(step.operand, ScoreForm) for step in form.steps):
+    if form is None or form.distances is not None:
+        return None
+    if any(step.source is not None or isinstance(step.operand, ScoreForm) for step in form.steps):
         return None
     a, b = (find_view(x, tensors) for x in (form.a, form.b))
     operands = [step.operand for step in form.steps]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from observe.recording_checks import record_and_compare
-from regard.observe.attention_changes import KnockOut
+from regard.observe.attention_changes import KnockOut, Temperature
 from regard.observe.interception.handwritten import handwritten_call
 from regard.observe.interception.handwritten.edge_call import CHANGED, GRAPH, PICKED
 from regard.observe.interception.handwritten.edge_softmax import EDGES
@@ -495,6 +495,15 @@ def test_a_head_of_a_graph_can_be_knocked_out(name):
     with torch.no_grad(), intervene(module, KnockOut(0, 1)):
         changed = module(x)
     torch.testing.assert_close(changed, contexts.mean(0), rtol=1e-12, atol=1e-12)
+
+
+def test_a_temperature_of_a_graph_is_not_made_and_warned_of():
+    module, x = GraphAttention(SUMS["index_add"]).double(), torch.randn(NODES, C, dtype=torch.float64)
+    told = pytest.warns(UserWarning, match="Temperature of layer 0 was not applied: .*its weights are stored as they are")
+    with torch.no_grad(), told, intervene(module, Temperature(0, t=2.0)):
+        changed = module(x)
+    with torch.no_grad():
+        assert torch.equal(changed, module(x))
 
 
 @pytest.mark.parametrize("name", SUMS)

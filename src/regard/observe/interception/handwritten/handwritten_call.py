@@ -145,6 +145,7 @@ def read_grouped_call(
     matrix = matrix if product_call.product.factor == 1 else matrix * product_call.product.factor
     four = (groups.batch, groups.heads, groups.queries, groups.width)
     total: Tensor | None = None
+    change = partial(weigh_again, product_call, table, groups)
 
     def read_context(out: Tensor) -> Tensor:
         context = table.arrange(out, dims, four)
@@ -159,11 +160,8 @@ def read_grouped_call(
         context = table.arrange(result, dims, four)
         kernel = f"by hand: {product_call.steps}"
         other = build_unnormalized_call(weights, table, groups, matrix, v, context, kernel, str(error))
-        plain = build_plain_call(kernel, context, v, is_cross=weights.has_separate_sources)
-        change = partial(weigh_again, product_call, table, groups)
-        adapter = CallAdapter(
-            lambda: result, read_context, write_context, lambda _: matrix, plain_call=plain, change_weights=change
-        )
+        adapter = CallAdapter(lambda: result, read_context, write_context, lambda _: matrix, change_weights=change)
+        adapter.plain_call = build_plain_call(matrix, v, kernel=kernel, can_use_cache=not weights.has_separate_sources)
         if weights.activated is not None or (weights.form is None and not weights.parts):  # may be divided after the values
             with suppress(Exception):  # of an unusual layout, in which a division is not followed
                 places = torch.arange(context.numel(), device=context.device).view(context.shape)
@@ -171,17 +169,20 @@ def read_grouped_call(
         return other, adapter
 
     adapter = CallAdapter(lambda: result, read_context, write_context, is_reversible=total is None, weights=matrix)
+    if call.has_stored_weights:
+        adapter = replace(adapter, read_weights=lambda _: matrix, change_weights=change)
+        adapter.plain_call = build_plain_call(matrix, v, kernel=call.kernel, can_use_cache=call.can_use_cache)
     if total is not None and not call.note:
         with suppress(Exception):  # of an unusual layout, in which the division is not followed
             adapter.divisor = table.restore(total.expand(*total.shape[:3], v.shape[3]), four, dims, result.shape)
     return call, adapter
 
 
-def build_plain_call(kernel: str, context: Tensor, v: Tensor, is_cross: bool | None) -> AttentionCall:
-    """Return a call with the values and the lengths of one without a softmax, and ones as queries and keys."""
+def build_plain_call(weights: Tensor, v: Tensor, **known: Any) -> AttentionCall:
+    """Return a call with the lengths of weights (b, h, q, k), the values, and ones as queries and keys."""
+    b, h, n, k = weights.shape
     ones = v.new_ones(1, 1, 1, 1, dtype=torch.float64)
-    q, k = (ones.expand(*sizes, 1) for sizes in (context.shape[:3], (*context.shape[:2], v.shape[2])))
-    return AttentionCall(kernel=kernel, q=q, k=k, v=v, is_cross=is_cross, can_use_cache=not is_cross)
+    return AttentionCall(q=ones.expand(b, h, n, 1), k=ones.expand(b, h, k, 1), v=v, **known)
 
 
 def weigh_again(product_call: HandwrittenCall, table: AxisTable, groups: Groups, visible: Tensor, factor: float) -> Tensor:
@@ -306,6 +307,7 @@ def store_weights(trace: Trace, matrix: Tensor, v: Tensor, kernel: str, reason: 
         can_use_cache=False,
         can_be_packed=False,
         note=note,
+        has_stored_weights=True,
     )
 
 
