@@ -20,6 +20,7 @@ from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.thread_state import NextHandler
 from regard.observe.layer_numbers import LayerNumbers
 from regard.observe.record import refuse_compiled
+from regard.observe.recurrence_changes import explain_impossible, subtract_entries
 from regard.observe.run import IMPLICIT
 from regard.observe.token_positions import locate_tokens
 from regard.observe.weight_changes import change_weights, store_changed_weights
@@ -99,14 +100,18 @@ class Intervention:
         if not meant or plain is None or read is None or write is None:
             return call, adapter
         number = self.layer_numbers.assign_number(name, IMPLICIT)
+        if adapter.change_weights is None:
+            meant = self.select_changes(meant, call, adapter, name, number)
         changed = plain
         for change in meant:
             changed = change.change_call(changed, name, number)
-        try:
-            found = None if changed is plain else change_weights(changed, adapter)
-        except UnreadableError as error:
-            found, self.missed[name] = None, str(error)
-            meant = [change for change in meant if change.change_call(plain, name, number) is plain]
+        found = None
+        if changed is not plain and adapter.change_weights is not None:
+            try:
+                found = change_weights(changed, adapter)
+            except UnreadableError as error:
+                self.missed[name] = str(error)
+                meant = [change for change in meant if change.change_call(plain, name, number) is plain]
         if not meant:
             return call, adapter
         weights, adapter = (None, adapter) if found is None else found
@@ -114,11 +119,28 @@ class Intervention:
         context = read(result)
         if weights is not None:
             call = store_changed_weights(call, weights, context)
+        elif changed is not plain and adapter.change_weights is None:
+            context = subtract_entries(context, changed, call.read())
         for change in meant:
             self.report_applied(change, name)
             context = change.change_context(context, plain, name, number)
         self.changed_modules.add(name)
         return call, replace(adapter, run=lambda: write(context, result))
+
+    def select_changes(
+        self, meant: list[Change], call: RecurrenceCall, adapter: CallAdapter, name: str, number: int
+    ) -> list[Change]:
+        """Return those changes that can be made of a recurrence; note why the others cannot."""
+        assert adapter.plain_call is not None
+        assert adapter.context is not None
+        plain, context, possible = adapter.plain_call, adapter.context(adapter.run()), []
+        for change in meant:
+            reason = explain_impossible(change, call, plain, change.change_call(plain, name, number), context)
+            if reason:
+                self.missed[name] = reason
+            else:
+                possible.append(change)
+        return possible
 
     def find_changes_of_recurrence(self, name: str) -> list[Change]:
         """Return the changes of a layer without a softmax."""

@@ -8,12 +8,15 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import lru_cache, partial, wraps
 from types import ModuleType
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from regard.observe.interception.attention_call import AttentionCall, CallAdapter
 from regard.observe.interception.patching import AttributePatch, wait_for_import
 from regard.observe.interception.plain_tensors import disable_modes
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
@@ -21,6 +24,7 @@ from regard.observe.interception.recurrent.recurrence_readers import FUNCTIONS, 
 from regard.observe.interception.thread_state import (
     STATE,
     InterceptionPause,
+    change_recurrence,
     dispatch_recurrence,
     explain_error,
     is_inside_watched,
@@ -112,8 +116,33 @@ def intercept_recurrence(run: "partial[Any]", signature: inspect.Signature, read
         return run()
     with InterceptionPause(), reader.capture(arguments):
         result = run()
-        dispatch_recurrence(RecurrenceCall(kernel, initial, partial(reader.read, arguments, result)))
+        call = RecurrenceCall(kernel, initial, partial(reader.read, arguments, result))
+        if any(watcher.can_change_calls for watcher in STATE.watchers):
+            call, adapter = change_recurrence(call, adapt_result(reader, arguments, result, call))
+            result = adapter.run()
+        dispatch_recurrence(call)
     return result
+
+
+def adapt_result(reader: RecurrenceReader, arguments: dict[str, Any], result: Any, call: RecurrenceCall) -> CallAdapter:
+    """Return how the result of a recurrence converts to outputs (b, h, q, e) and back; it cannot if it has other numbers."""
+    adapter = CallAdapter(lambda: result)
+    with suppress(Exception):  # the watchers that record it report why it cannot be read
+        found, output = call.read(), result[0] if isinstance(result, tuple) else result
+        if found.outputs.untyped_storage().data_ptr() != output.untyped_storage().data_ptr():
+            return adapter
+        (b, h, n, _), k = found.outputs.shape, found.values.shape[2]
+        ones = output.new_ones(1, 1, 1, 1, dtype=torch.float64)
+        q, keys = ones.expand(b, h, n, 1), ones.expand(b, h, k, 1)
+        adapter.plain_call = AttentionCall(kernel=call.kernel, q=q, k=keys, v=found.values, can_use_cache=False)
+
+        def write(new: Tensor, out: Any) -> Any:
+            copied = (out[0].clone(), *out[1:]) if isinstance(out, tuple) else out.clone()
+            reader.read(arguments, copied).outputs.copy_(new)
+            return copied
+
+        adapter.context, adapter.result = lambda out: reader.read(arguments, out).outputs, write
+    return adapter
 
 
 def bind_arguments(signature: inspect.Signature, run: "partial[Any]") -> dict[str, Any]:
