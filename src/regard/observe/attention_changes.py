@@ -17,6 +17,7 @@ from regard.mechanism.additive import additive_attention
 from regard.mechanism.arguments import check_choice, check_instance, check_integer, check_number, check_sequence, describe_value
 from regard.mechanism.masks import Given
 from regard.observe.interception.attention_call import AttentionCall
+from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.recording import Recording
 from regard.observe.run import IMPLICIT, KINDS, Run
 from regard.observe.token_positions import Places, locate_tokens, mark_positions
@@ -60,9 +61,9 @@ class Change:
         """Return the context (b, h, q, e) that the model gets instead."""
         return context
 
-    def depends_on_row_scale(self, row_scale: Tensor) -> bool:
-        """Return whether the change is another one if the rows of a context are multiplied after it, by (b, h, q)."""
-        return bool((row_scale != row_scale[:, :, :1]).any())
+    def depends_on_row_scale(self, call: RecurrenceCall) -> bool:
+        """Return whether the change is another one because a layer multiplies the rows of a context after it."""
+        return call.unchanged is not None and not call.has_equal_row_scale
 
     def is_target(self, name: str, number: int, kind: str) -> bool:
         """Return whether the change applies to a layer."""
@@ -112,8 +113,8 @@ class KnockOut(Change):
             if self.by == "zero":
                 raise ConfigError("by='zero' takes nothing from a source: leave it out, or use by='mean' or 'resample'.")
 
-    def depends_on_row_scale(self, row_scale: Tensor) -> bool:
-        return self.by != "zero" and super().depends_on_row_scale(row_scale)
+    def depends_on_row_scale(self, call: RecurrenceCall) -> bool:
+        return self.by != "zero" and not call.has_equal_row_scale
 
     def change_context(self, context: Tensor, call: AttentionCall, name: str, number: int) -> Tensor:
         chosen = torch.zeros(context.shape[1], dtype=torch.bool, device=context.device)
@@ -231,8 +232,8 @@ class Patch(Change):
         if self.of == "residual" and (self.head is not None or self.kind != "self"):
             raise ConfigError("of='residual' replaces what a block with self-attention returns: leave head and kind out.")
 
-    def depends_on_row_scale(self, row_scale: Tensor) -> bool:
-        return bool((row_scale != 1).any())
+    def depends_on_row_scale(self, call: RecurrenceCall) -> bool:
+        return call.row_scale is not None and bool((call.row_scale != 1).any())
 
     def change_context(self, context: Tensor, call: AttentionCall, name: str, number: int) -> Tensor:
         v, heads = call.v, self.find_heads(call)

@@ -20,10 +20,10 @@ from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.thread_state import NextHandler
 from regard.observe.layer_numbers import LayerNumbers
 from regard.observe.record import refuse_compiled
-from regard.observe.recurrence_changes import explain_impossible, subtract_entries
+from regard.observe.recurrence_changes import explain_impossible
 from regard.observe.run import IMPLICIT
 from regard.observe.token_positions import locate_tokens
-from regard.observe.weight_changes import change_weights, store_changed_weights
+from regard.observe.weight_changes import change_weights, cut_entries, store_changed_weights
 
 OTHER_KIND = "changes with kind='implicit' are about them"
 KNOWN_LATE = "that it is attention ({}) is known only after the layer has used its output, so it stays unchanged"
@@ -101,17 +101,19 @@ class Intervention:
             return call, adapter
         number = self.layer_numbers.assign_number(name, IMPLICIT)
         if adapter.change_weights is None:
-            meant = self.select_changes(meant, call, adapter, name, number)
+            meant = self.select_changes(meant, call, plain, name, number)
         changed = plain
         for change in meant:
             changed = change.change_call(changed, name, number)
         found = None
-        if changed is not plain and adapter.change_weights is not None:
-            try:
+        try:
+            if changed is not plain and adapter.change_weights is not None:
                 found = change_weights(changed, adapter)
-            except UnreadableError as error:
-                self.missed[name] = str(error)
-                meant = [change for change in meant if change.change_call(plain, name, number) is plain]
+            elif changed is not plain:
+                adapter = cut_entries(changed, adapter)
+        except UnreadableError as error:
+            self.missed[name] = str(error)
+            meant = [change for change in meant if change.change_call(plain, name, number) is plain]
         if not meant:
             return call, adapter
         weights, adapter = (None, adapter) if found is None else found
@@ -119,8 +121,6 @@ class Intervention:
         context = read(result)
         if weights is not None:
             call = store_changed_weights(call, weights, context)
-        elif changed is not plain and adapter.change_weights is None:
-            context = subtract_entries(context, changed, call.read())
         for change in meant:
             self.report_applied(change, name)
             context = change.change_context(context, plain, name, number)
@@ -128,14 +128,12 @@ class Intervention:
         return call, replace(adapter, run=lambda: write(context, result))
 
     def select_changes(
-        self, meant: list[Change], call: RecurrenceCall, adapter: CallAdapter, name: str, number: int
+        self, meant: list[Change], call: RecurrenceCall, plain: AttentionCall, name: str, number: int
     ) -> list[Change]:
         """Return those changes that can be made of a recurrence; note why the others cannot."""
-        assert adapter.plain_call is not None
-        assert adapter.context is not None
-        plain, context, possible = adapter.plain_call, adapter.context(adapter.run()), []
+        possible = []
         for change in meant:
-            reason = explain_impossible(change, call, plain, change.change_call(plain, name, number), context)
+            reason = explain_impossible(change, call, plain, change.change_call(plain, name, number))
             if reason:
                 self.missed[name] = reason
             else:
@@ -157,7 +155,7 @@ class Intervention:
             self.missed.setdefault(name, reason)
         elif meant and name not in self.changed_modules:
             self.missed.setdefault(name, (KNOWN_LATE if is_handwritten else RECURRENCE).format(call.kernel))
-        elif call.row_scale is not None and any(change.depends_on_row_scale(call.row_scale) for change in meant):
+        elif any(change.depends_on_row_scale(call) for change in meant):
             self.missed[name] = SCALED
 
     def may_miss(self, module: nn.Module) -> bool:

@@ -36,6 +36,25 @@ def change_weights(changed: AttentionCall, adapter: CallAdapter) -> tuple[Tensor
     return weights, replace(adapter, run=lambda: write(context, result), plain_call=changed, read_weights=lambda _: weights)
 
 
+def cut_entries(changed: AttentionCall, adapter: CallAdapter) -> CallAdapter:
+    """Return how a call runs without the entries of its matrix that the mask of a changed plain call hides.
+
+    Raises UnreadableError if they are not known.
+    """
+    read_context, write = adapter.context, adapter.result
+    assert read_context is not None
+    assert write is not None
+    assert adapter.cut_entries is not None
+    (b, h, n, _), k = changed.q.shape, changed.k.shape[2]
+    every, keys = (torch.arange(size, device=changed.q.device) for size in (n, k))
+    hidden = ~changed.mask.block(every, keys, changed.offset).expand(b, h, n, k)
+    if not hidden.any():
+        return adapter
+    result = adapter.run()
+    context = adapter.cut_entries(read_context(result), hidden)
+    return replace(adapter, run=lambda: write(context, result))
+
+
 def store_changed_weights(call: RecurrenceCall, weights: Tensor, context: Tensor) -> RecurrenceCall:
     """Return a call of weights that are no softmax with others, and the context that they make."""
 

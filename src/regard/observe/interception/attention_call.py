@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from regard.map.attention_map import AttentionMap
@@ -63,6 +64,13 @@ class AttentionCall(CallArguments):
     mask_depends_on_scores: bool = False  # whether its mask hides what is small beside its own scores
 
 
+def build_plain_call(x: Tensor, v: Tensor, **known: Any) -> AttentionCall:
+    """Return a call with the values v, and ones as queries and keys, of a call with weights or a context x (b, h, q, n)."""
+    b, h, n, _ = x.shape
+    ones = v.new_ones(1, 1, 1, 1, dtype=torch.float64)
+    return AttentionCall(q=ones.expand(b, h, n, 1), k=ones.expand(b, h, v.shape[2], 1), v=v, **known)
+
+
 @dataclass(eq=False)
 class CallAdapter:
     """How an intercepted call runs (`run`), and how its result converts to a context and back."""
@@ -76,8 +84,9 @@ class CallAdapter:
     places: Tensor | None = None  # of the result's entries in (b, h, q, e), if a call without a softmax is dispatched later
     weights: Tensor | None = None  # (b, h, q, k), if the model's own code computed them before
     postpone: Callable[[Any, Any], None] | None = None  # what a call without a softmax and its result wait with until then
-    plain_call: AttentionCall | None = None  # of weights that can be computed again: the values, ones as queries and keys
+    plain_call: AttentionCall | None = None  # of a call that can be changed without its scores: the values, ones as q and k
     change_weights: Callable[[Tensor, float], Tensor] | None = None  # visible keys (q, k) and a factor of scores to weights
+    cut_entries: Callable[[Tensor, Tensor], Tensor] | None = None  # context and hidden entries (b, h, q, k) to a context
     divisor: Tensor | None = None  # the sums of the weights that the result is yet to be divided by, of the result's shape
 
 

@@ -50,7 +50,16 @@ from regard.observe.interception.repeated_layers import (
     build_call_form,
 )
 from regard.observe.interception.sdpa import SDPA, intercept_sdpa
-from regard.observe.interception.thread_state import STATE, dispatch_call, explain_error, find_name, infer_once, report_missed
+from regard.observe.interception.thread_state import (
+    STATE,
+    InterceptionPause,
+    change_recurrence,
+    dispatch_call,
+    explain_error,
+    find_name,
+    infer_once,
+    report_missed,
+)
 
 KERNEL = re.compile("attention|attn|flash|sdpa|mha")
 MADE = (Tensor, tuple, list)
@@ -152,7 +161,7 @@ class AttentionFunctionMode(TorchFunctionMode):
             args, kwargs = list_tensors_by_place(name, args, kwargs)
         if self.positions.stored and wrapper is None:
             self.follow_positions(self.positions.follow_function, func, name, args, kwargs, outputs)
-        handwritten_call = None
+        handwritten_call, found = None, len(self.tracker.linear.found)
         if self.undivided.notes:
             self.follow_undivided(func, name, args, kwargs, outputs)
         if wrapper is None and (self.loops.traces or may_start_loop(role, name)):
@@ -169,6 +178,8 @@ class AttentionFunctionMode(TorchFunctionMode):
             result = outputs = self.intercept_handwritten(handwritten_call, result)
         elif self.weight_steps.is_active:
             self.keep_step(func, name, *given, outputs)
+        if len(self.tracker.linear.found) > found and isinstance(result, Tensor):
+            result = outputs = self.change_linear(result)
         frames[-1].log_operation(args, kwargs, outputs, name)
         if type(result) is not Tensor and isinstance(result, Tensor) and not is_readable(result):
             self.report_opaque(name, role, args, result)
@@ -356,6 +367,13 @@ class AttentionFunctionMode(TorchFunctionMode):
             dispatch_call(found.kernel, lambda: None, found.read)
             if found.roots:
                 self.tracker.used.add_call(found.roots, list_owners(), STATE.frames)
+
+    def change_linear(self, result: Tensor) -> Tensor:
+        """Return the output of linear attention that a function has just completed as interventions change it."""
+        if not any(watcher.can_change_calls for watcher in STATE.watchers):
+            return result
+        with InterceptionPause():
+            return self.tracker.linear.change_output(result, change_recurrence)
 
     def report_recurrence(self, frame: ModuleFrame) -> None:
         """Report a recurrence over tokens that ran in a module that ends, and that was not read. A failure is reported too."""

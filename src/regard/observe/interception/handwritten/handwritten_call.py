@@ -20,7 +20,7 @@ from regard.mechanism.mask_algebra import EVERYTHING
 from regard.mechanism.request import autocast_tensor, disable_autocast, is_autocast_on
 from regard.mechanism.scores import score_dtype
 from regard.mechanism.steps import normalize_scores
-from regard.observe.interception.attention_call import AttentionCall, CallAdapter
+from regard.observe.interception.attention_call import AttentionCall, CallAdapter, build_plain_call
 from regard.observe.interception.distributed_tensors import RankSplit, distribute_like, find_split, take_local
 from regard.observe.interception.handwritten.attention_free import TableQuotient
 from regard.observe.interception.handwritten.axis_groups import Groups, describe_choice, find_groups
@@ -176,13 +176,6 @@ def read_grouped_call(
         with suppress(Exception):  # of an unusual layout, in which the division is not followed
             adapter.divisor = table.restore(total.expand(*total.shape[:3], v.shape[3]), four, dims, result.shape)
     return call, adapter
-
-
-def build_plain_call(weights: Tensor, v: Tensor, **known: Any) -> AttentionCall:
-    """Return a call with the lengths of weights (b, h, q, k), the values, and ones as queries and keys."""
-    b, h, n, k = weights.shape
-    ones = v.new_ones(1, 1, 1, 1, dtype=torch.float64)
-    return AttentionCall(q=ones.expand(b, h, n, 1), k=ones.expand(b, h, k, 1), v=v, **known)
 
 
 def weigh_again(product_call: HandwrittenCall, table: AxisTable, groups: Groups, visible: Tensor, factor: float) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor
 from regard.map.linear_recurrence import LinearRecurrence
 from regard.map.scored_matrix import IDENTITY, ScoredMatrix
 from regard.mechanism.scores import score_dtype
+from regard.observe.interception.attention_call import CallAdapter, build_plain_call
 from regard.observe.interception.handwritten.axis_groups import Groups, count_tokens, split_batch
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct
 from regard.observe.interception.handwritten.linear_attention import TITLE, ChainRoles, list_axes, select_axes
@@ -20,6 +21,9 @@ from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.thread_state import STATE
 
 CHANGED = "it is linear attention, whose products of keys with values are changed by {} before queries are multiplied with them"
+FACTORS = (
+    "its output is multiplied by factors of its rows whose gradients are not followed: cut its edges under torch.no_grad()"
+)
 SAMPLED_ROWS = 4  # of each matrix, compared with the layer's own output
 ROUNDINGS = 16  # of an output, relative to the sum of the sizes of its terms
 
@@ -28,7 +32,8 @@ ROUNDINGS = 16  # of an output, relative to the sum of the sizes of its terms
 class LinearCall:
     """A call of linear attention: q, k (b, h, n, d), v (b, h, n, e), and the output as far as it was followed.
 
-    columns are those of the values that the output has; row_scale is (b, h, q).
+    columns are those of the values that the output has; row_scale is (b, h, q). unchanged is the output before interventions
+    changed it, and row_scale then.
     """
 
     kernel: str
@@ -40,6 +45,49 @@ class LinearCall:
     columns: Tensor
     row_scale: Tensor
     eps: float
+    unchanged: tuple[Tensor, Tensor] | None = None
+
+    def adapt(self, y: Tensor, places: Tensor) -> CallAdapter:
+        """Return how the output y, whose entries have these places in (b, h, q, e), converts to a context and back.
+
+        Columns of ones among the values give the sums of the weights: they stay as they are.
+        """
+        order, shape = places.flatten().argsort(), self.outputs.shape
+        are_sums = (self.v == 1).all(2).all(0).all(0)
+
+        def read_context(out: Tensor) -> Tensor:
+            return out.flatten()[order].view(shape)
+
+        def write_context(new: Tensor, out: Tensor) -> Tensor:
+            return torch.where(are_sums, read_context(out), new).flatten()[places.flatten()].view(out.shape)
+
+        adapter = CallAdapter(lambda: y, read_context, write_context, cut_entries=self.cut_entries)
+        adapter.plain_call = build_plain_call(self.outputs, self.v, kernel=self.kernel, can_use_cache=self.is_causal)
+        return adapter
+
+    def cut_entries(self, context: Tensor, hidden: Tensor) -> Tensor:
+        """Return a context (b, h, q, e) less the hidden entries (b, h, q, k) of the matrix, times their values.
+
+        Raises UnreadableError if the gradients of factors of its rows are not known.
+        """
+        if torch.is_grad_enabled() and context.requires_grad and bool((self.row_scale != 1).any()):
+            raise UnreadableError(FACTORS)
+        n, t = hidden.shape[2:]
+        hidden = hidden.tril(t - n) if self.is_causal else hidden
+        part = ((self.q @ self.k.mT).masked_fill(~hidden, 0) @ self.v) * self.row_scale.unsqueeze(-1).to(context.dtype)
+        return torch.where(hidden.any(-1, keepdim=True), context - part.to(context.dtype), context)
+
+    def keep_unchanged(self) -> None:
+        """Keep the output that follows from the queries, keys and values, before an intervention changes it."""
+        self.unchanged = self.unchanged or (self.outputs, self.row_scale)
+
+    def find_own_outputs(self) -> Tensor:
+        """Return the output that follows from the queries, keys and values, whatever an intervention made of it."""
+        if self.unchanged is None:
+            return self.outputs
+        outputs, scale = self.unchanged
+        factor = self.row_scale / scale.masked_fill(scale == 0, 1)
+        return outputs[..., self.columns] * factor.unsqueeze(-1).to(outputs.dtype)
 
     def read(self) -> RecurrenceCall:
         """Return the call in terms of a recording. Raises UnreadableError if its formula differs from the layer's output."""
@@ -52,9 +100,9 @@ class LinearCall:
             mechanism = LinearRecurrence(decay=k.new_zeros(1, 1, 1, 1), q=q, k=k, gate=row_scale)
         else:
             mechanism = ScoredMatrix(q=q, k=k, activation=IDENTITY, row_scale=row_scale, title=TITLE)
-        factors = RecurrenceFactors(mechanism, values, self.outputs, sample_state(values))
+        factors = RecurrenceFactors(mechanism, values, self.find_own_outputs(), sample_state(values))
         initial = sample_state(values[:, :, : t - n]) if 0 < n < t else None
-        return RecurrenceCall(self.kernel, initial, lambda: factors, must_continue=False)
+        return RecurrenceCall(self.kernel, initial, lambda: factors, must_continue=False, row_scale=self.row_scale)
 
     def compare_output(self, values: Tensor) -> None:
         """Compare sampled rows of the matrix times values with the layer's output. Raises UnreadableError if they differ."""
@@ -65,7 +113,7 @@ class LinearCall:
         scale = self.row_scale[:, :, rows].double().unsqueeze(-1)
         found = (q @ k.mT).masked_fill_(~seen, 0) @ v * scale
         size = (q.abs() @ k.abs().mT).masked_fill_(~seen, 0) @ v.abs() * scale.abs()
-        difference = (found - self.outputs[:, :, rows].double()).abs()
+        difference = (found - self.find_own_outputs()[:, :, rows].double()).abs()
         if bool((difference > ROUNDINGS * self.eps * size).any()):  # not where the layer's own output is NaN
             raise UnreadableError(f"its formula differs from its output by {float(difference.nan_to_num(0).amax()):.2g}")
 

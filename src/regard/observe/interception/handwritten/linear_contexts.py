@@ -6,6 +6,7 @@ a product is linear attention is known by the feature maps of its queries and ke
 
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -36,6 +37,7 @@ from regard.observe.interception.provenance import LIKE_ANOTHER, ModuleFrame
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 
 COPIED = "it is linear attention, whose keys were repeated before they were multiplied with the values, which is not followed"
+ChangeHandler = Callable[[RecurrenceCall, CallAdapter], tuple[RecurrenceCall, CallAdapter]]
 KERNEL = "by hand: linear attention, {}"
 
 
@@ -186,6 +188,23 @@ class LinearContexts:
         self.contexts[y] = context = PlacedEntries(call, places)
         for factor, labels in factors:
             self.multiply_rows(context, y, align_labels(factor, labels, product.result))
+
+    def change_output(self, y: Tensor, change: ChangeHandler) -> Tensor:
+        """Return what an intervention makes of y, the output of the call that was added last, and follow it in place of y."""
+        last = self.found[-1]
+        context = self.contexts.get(y)
+        if not isinstance(last.call, LinearCall) or context is None or context.call is not last.call:
+            return y
+        call = last.call
+        with suppress(UnreadableError):  # the call stays as it is, which is reported when its module ends
+            _, adapter = change(call.read(), call.adapt(y, context.places))
+            new: Tensor = adapter.run()
+            if new is not y:
+                call.keep_unchanged()
+                self.contexts[new] = context
+                self.found[-1] = last._replace(output=weakref.ref(new))
+            return new
+        return y
 
     def follow_function(self, func: Callable[..., Any], name: str, args: Any, kwargs: Any, result: Any) -> None:
         """Follow the output of a call through a function that changes its layout, or multiplies or divides its rows."""

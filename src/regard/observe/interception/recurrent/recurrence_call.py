@@ -62,6 +62,11 @@ class RecurrenceCall:
     row_scale: Tensor | None = None
     unchanged: "RecurrenceCall | None" = None
 
+    @property
+    def has_equal_row_scale(self) -> bool:
+        """Whether a layer multiplied all rows of the output of a head by one number."""
+        return self.row_scale is None or bool((self.row_scale == self.row_scale[:, :, :1]).all())
+
 
 def sample_state(*parts: Tensor | None) -> Tensor | None:
     """Return some numbers (b, n) of a state, copied; None if there is none, or if it is 0, as before the first token."""

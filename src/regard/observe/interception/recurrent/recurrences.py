@@ -13,12 +13,12 @@ from functools import lru_cache, partial, wraps
 from types import ModuleType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from regard.observe.interception.attention_call import AttentionCall, CallAdapter
+from regard.observe.interception.attention_call import CallAdapter, build_plain_call
 from regard.observe.interception.patching import AttributePatch, wait_for_import
 from regard.observe.interception.plain_tensors import disable_modes
+from regard.observe.interception.recurrent.cut_entries import cut_entries
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.recurrent.recurrence_readers import FUNCTIONS, FUSED, METHODS, RecurrenceReader
 from regard.observe.interception.thread_state import (
@@ -131,10 +131,7 @@ def adapt_result(reader: RecurrenceReader, arguments: dict[str, Any], result: An
         found, output = call.read(), result[0] if isinstance(result, tuple) else result
         if found.outputs.untyped_storage().data_ptr() != output.untyped_storage().data_ptr():
             return adapter
-        (b, h, n, _), k = found.outputs.shape, found.values.shape[2]
-        ones = output.new_ones(1, 1, 1, 1, dtype=torch.float64)
-        q, keys = ones.expand(b, h, n, 1), ones.expand(b, h, k, 1)
-        adapter.plain_call = AttentionCall(kernel=call.kernel, q=q, k=keys, v=found.values, can_use_cache=False)
+        adapter.plain_call = build_plain_call(found.outputs, found.values, kernel=call.kernel, can_use_cache=False)
 
         def write(new: Tensor, out: Any) -> Any:
             copied = (out[0].clone(), *out[1:]) if isinstance(out, tuple) else out.clone()
@@ -142,6 +139,7 @@ def adapt_result(reader: RecurrenceReader, arguments: dict[str, Any], result: An
             return copied
 
         adapter.context, adapter.result = lambda out: reader.read(arguments, out).outputs, write
+        adapter.cut_entries = partial(cut_entries, call)
     return adapter
 
 

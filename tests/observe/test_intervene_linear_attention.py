@@ -1,0 +1,138 @@
+"""Changed linear attention equals its dense matrix with heads or entries left out, whatever divides its rows."""
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from observe.recording_checks import EQUAL
+from regard import CutEdges, KnockOut, Temperature, intervene, record
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+B, H, T, D = 2, 3, 13, 5
+C = H * D
+
+
+def divide(q, k, v):
+    return q @ (k.mT @ v) / (q @ k.sum(2, keepdim=True).mT)
+
+
+def add_a_column_of_ones(q, k, v):
+    context = q @ (k.mT @ F.pad(v, (0, 1), value=1.0))
+    return context[..., :-1] / context[..., -1:]
+
+
+def keep(q, k, v):
+    return q @ (k.mT @ v) / T
+
+
+def multiply_scores_first(q, k, v):
+    return (q @ k.mT) @ v / T
+
+
+def add_up(q, k, v):
+    states = torch.einsum("bhtd,bhte->bhtde", k, v).cumsum(2)
+    return torch.einsum("bhtd,bhtde->bhte", q, states)
+
+
+def matrix_of_rows(q, k):
+    weights = q @ k.mT
+    return weights / weights.sum(-1, keepdim=True)
+
+
+FORMS = {  # name: context of q, k and v, and its dense matrix
+    "divided by the sums": (divide, matrix_of_rows),
+    "divided by a column of ones": (add_a_column_of_ones, matrix_of_rows),
+    "over the length": (keep, lambda q, k: q @ k.mT / T),
+    "scores first": (multiply_scores_first, lambda q, k: q @ k.mT / T),
+    "causal": (add_up, lambda q, k: (q @ k.mT).tril()),
+}
+
+
+class Linear(nn.Module):
+    def __init__(self, attend):
+        super().__init__()
+        self.project, self.attend = nn.Linear(C, 3 * C), attend
+
+    def split(self, x):
+        q, k, v = self.project(x).unflatten(-1, (3, H, D)).permute(2, 0, 3, 1, 4)
+        return F.elu(q) + 1, F.elu(k) + 1, v
+
+    def forward(self, x):
+        return self.attend(*self.split(x)).transpose(1, 2).flatten(2)
+
+
+def build(name):
+    torch.manual_seed(5)
+    return nn.Sequential(Linear(FORMS[name][0]), nn.Linear(C, C)).eval(), torch.randn(B, T, C)
+
+
+def compute(model, x, name, visible=True, heads=(0, 1, 2)):
+    """The output with entries that are not visible left out of the matrix, and with some heads alone."""
+    q, k, v = model[0].split(x)
+    context = (FORMS[name][1](q, k) * torch.as_tensor(visible)) @ v
+    mask = torch.zeros(H, 1, 1).index_fill(0, torch.tensor(heads), 1)
+    return model[1]((context * mask).transpose(1, 2).flatten(2))
+
+
+def assert_equal(found, expected):
+    assert (found - expected).abs().max() < EQUAL * expected.abs().max()
+
+
+@pytest.fixture(autouse=True)
+def no_warnings():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_head_knocked_out_has_an_output_of_zero(name):
+    model, x = build(name)
+    assert_equal(model(x), compute(model, x, name))
+    with intervene(model, KnockOut(0, 1, kind="implicit")), record(model) as recording:
+        assert_equal(model(x), compute(model, x, name, heads=(0, 2)))
+    assert not recording.missed
+    assert recording.map(0, kind="implicit").certificate().error < EQUAL  # the matrix is that of the layer itself
+
+
+@pytest.mark.parametrize("heads", [None, [0, 2]], ids=str)
+@pytest.mark.parametrize("name", FORMS)
+def test_cut_entries_are_left_out_of_the_matrix_with_gradients(name, heads):
+    model, x = build(name)
+    visible, x = torch.ones(H, T, T, dtype=torch.bool), x.requires_grad_()
+    visible[slice(None) if heads is None else heads, 4:9, 3] = False
+    expected = compute(model, x, name, visible)
+    with intervene(model, CutEdges(slice(4, 9), 3, layer=0, head=heads, kind="implicit")), record(model) as recording:
+        found = model(x)
+    assert_equal(found, expected)
+    assert not torch.allclose(found, model(x))
+    one, other = (torch.autograd.grad(y.square().sum(), [x, model[0].project.weight]) for y in (found, expected))
+    for own, theirs in zip(one, other, strict=True):
+        assert_equal(own, theirs)
+    assert recording.map(0, kind="implicit").certificate().error < EQUAL
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_change_that_changes_nothing_leaves_every_bit(name):
+    model, x = build(name)
+    expected = model(x)
+    for change in (CutEdges([], [], kind="implicit"), KnockOut(head=[], kind="implicit")):
+        with intervene(model, change):
+            assert torch.equal(model(x), expected)
+
+
+def test_a_temperature_and_a_mean_that_is_divided_by_other_sums_are_warned_of():
+    model, x = build("divided by the sums")
+    with (
+        pytest.warns(UserWarning, match="was not applied: .*it has no scores that a temperature divides"),
+        intervene(model, Temperature(t=2.0, kind="implicit")),
+    ):
+        assert_equal(model(x), compute(model, x, "divided by the sums"))
+    with (
+        pytest.warns(UserWarning, match="not changed: what its rows are"),
+        intervene(model, KnockOut(0, 1, "mean", kind="implicit")),
+    ):
+        model(x)
