@@ -38,7 +38,7 @@ EXCEPTIONS = {  # families whose source does not show how they attend
     "timm_backbone": "parts of other families",
     "timm_wrapper": "parts of other families",
 }
-TIMM = "its pictures go through the package timm, whose models are measured in `packages`"
+SCIPY, TIMM = (f"it needs the package {name}; measured where that is installed" for name in ("scipy", "timm"))
 REASONS = {  # why a family is not tried
     "dinat": "it needs the package natten, whose kernels no hook sees: its layers are in `missed`",
     "layoutlmv2": "its model needs detectron2; recorded with a convolution in place of its network for pictures",
@@ -51,9 +51,9 @@ REASONS = {  # why a family is not tried
     "timm_backbone": TIMM,
     "timm_wrapper": TIMM,
     "higgs_audio_v2_tokenizer": "it needs the package torchaudio",
-    "eomt": "it needs the package scipy; measured where that is installed",
-    "eomt_dinov3": "it needs the package scipy; measured where that is installed",
-    "videomt": "it needs the package scipy; measured where that is installed",
+    "eomt": SCIPY,
+    "eomt_dinov3": SCIPY,
+    "videomt": SCIPY,
     "esmfold2": "its forward needs the atoms of a molecule, made by a featurizer that transformers does not have",
     "sam3_video": "its forward needs a session whose prompts a tokenizer has read; its parts are sam3 and sam3_tracker_video",
 }

@@ -1,7 +1,6 @@
 """Each family of transformers that attends is measured, or has a reason of its own."""
 
 import pytest
-
 from benchmarks.coverage import run
 
 

@@ -165,6 +165,13 @@ FEEDS |= {
         "decoder_input_ids": draw_words(7),
     },
     "Sam2Model": lambda config: draw_points(64),
+    "EdgeTamModel": lambda config: draw_points(64),
+    "PeVideoModel": lambda config: {"input_ids": draw_words(), "pixel_values_videos": torch.randn(B, 3, 3, 160, 160)},
+    "PeAudioVideoModel": lambda config: {
+        "input_ids": draw_words(),
+        "pixel_values_videos": torch.randn(B, 3, 3, 160, 160),
+        "input_values": torch.randn(B, 1, 400),
+    },
     "Sam3TrackerModel": lambda config: draw_points(32),
     "Sam3LiteTextModel": lambda config: {"input_ids": draw_words(), "pixel_values": torch.randn(B, 3, 32, 32)},
     "ShieldGemma2ForImageClassification": lambda config: {
@@ -211,6 +218,8 @@ SQUARES = {
     "PPDocLayoutV4Model": 64,
     "DeformableDetrModel": 64,
     "DepthProModel": 128,
+    "TimmWrapperModel": 160,
+    "TimmBackbone": 160,
     "UperNetForSemanticSegmentation": 64,
     "Mask2FormerModel": 64,
 }

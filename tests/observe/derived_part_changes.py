@@ -152,7 +152,17 @@ NEEDS = {  # packages that a model needs beside transformers
     "EomtForUniversalSegmentation": "scipy",
     "EomtDinov3ForUniversalSegmentation": "scipy",
     "VideomtForUniversalSegmentation": "scipy",
+    "TimmWrapperModel": "timm",
+    "TimmBackbone": "timm",
+    "EdgeTamModel": "timm",
+    "FastVlmModel": "timm",
+    "PerceptionLMModel": "timm",
+    "PeVideoModel": "timm",
+    "PeAudioVideoModel": "timm",
 }
+TIMM = {"model_type": "timm_wrapper", "architecture": "test_vit"}
+FILM = {"vision_config": TIMM, "num_key_value_heads": 4}
+SOUND = {"dac_config": DAC, "num_key_value_heads": 4}
 PART_CHANGES: dict[str, dict[str, Any]] = {
     "CHMv2ForDepthEstimation": {
         "backbone_config": {**LAST, "return_class_token": True, "reshape_hidden_states": True},
@@ -263,7 +273,26 @@ PART_CHANGES: dict[str, dict[str, Any]] = {
     "Xcodec2Model": CODEC,
     "NeuCodecModel": CODEC,
     "ZayaModel": {"num_experts_per_tok": 1, "router_hidden_size": 16, "layer_types": ["hybrid", "hybrid"]},
-    "PeAudioModel": {"audio_config": {"dac_config": DAC, "num_key_value_heads": 4}},
+    "PeAudioModel": {"audio_config": SOUND},
+    "PeVideoModel": {"video_config": FILM},
+    "PeAudioVideoModel": {"audio_video_config": {"audio_config": SOUND, "video_config": FILM, "num_key_value_heads": 4}},
+    "TimmWrapperModel": {"architecture": "test_vit"},
+    "TimmBackbone": {"backbone": "test_vit", "out_indices": [-1]},
+    "FastVlmModel": {"vision_config": {**TIMM, "hidden_size": 64}},
+    "PerceptionLMModel": {"vision_config": {**TIMM, "model_args": {"embed_dim": 64}}},
+    "EdgeTamModel": {
+        **SAM2,
+        "vision_config": {
+            **SEEN,
+            "backbone_config": {
+                "model_type": "timm_wrapper",
+                "architecture": "test_resnet",
+                "num_classes": 2,
+                "model_args": {"features_only": True, "out_indices": [0, 1, 2, 3]},
+            },
+            "backbone_channel_list": [192, 48, 32, 32],
+        },
+    },
     "NemotronH_Omni_Reasoning_V3": {
         "vision_config": {"video_temporal_patch_size": 2, "max_img_size": 64},
         "vision_hidden_size": 48,
