@@ -63,6 +63,29 @@ def test_edges_cut_in_one_head_leave_the_others_as_they_were():
     assert after.map(0)[0, 3, 10].sum() == pytest.approx(1, rel=0, abs=EQUAL)
 
 
+@pytest.mark.parametrize("hiding", [-1e9, torch.finfo(torch.float64).min])
+def test_a_query_without_its_only_key_does_not_look_at_those_that_a_finite_number_hides(hiding):
+    """The softmax of what is left would spread its weight over the keys that the model hides."""
+
+    class Own(torch.nn.Module):
+        def forward(self, x, mask):
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x, mask)
+
+    model, x, seen = Own(), torch.randn(2, 3, 5, 4).double(), torch.ones(2, 1, 5, 5).bool().tril()
+    seen[1, :, 3] = False  # a query that sees nothing, whose weights the softmax spreads over all keys
+    added = torch.zeros(seen.shape).double().masked_fill(~seen, hiding)
+    before = model(x, added)
+    with intervene(model, CutEdges(slice(0, 3), 0)), record(model) as recording:
+        found = model(x, added)
+    cut = seen.clone()
+    cut[:, :, :3, 0] = False
+    expected = model(x, cut)
+    assert not expected[:, :, 0].any()
+    torch.testing.assert_close(found[:, :, :3], expected[:, :, :3], **KEPT)
+    torch.testing.assert_close(found[:, :, 3:], before[:, :, 3:], **KEPT)
+    assert not recording.map(0)[:, :, 0].any()
+
+
 def test_edges_are_cut_by_position_while_a_cache_grows():
     model, tokens = gpt2(), words(1, 11)
     settings = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
