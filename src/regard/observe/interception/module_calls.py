@@ -99,7 +99,7 @@ def call_in_frame(call: Callable[..., Any], module: nn.Module, *args: Any, **kwa
                 return call(module, *args, **kwargs)
         result = call(module, *args, **kwargs)
         if layer is not None and STATE.frames and STATE.mode.repeat_layer(frame, layer):
-            if can_mix_tokens(module):
+            if layer.description and can_mix_tokens(module):
                 report_token_mixer(module)
             return result
         if STATE.frames and STATE.mode.loops.loops:  # no frames if the recording ended meanwhile

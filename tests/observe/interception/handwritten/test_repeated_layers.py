@@ -166,6 +166,20 @@ def test_weights_that_are_not_those_of_the_scores_are_not_repeated():
     assert len(recording.notes) == 1
 
 
+def test_attention_that_is_passed_over_is_not_missed():
+    class CrossAttention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query = nn.Linear(C, C)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x
+
+    recording, repeated = record_both(Stack([CrossAttention() for _ in range(3)]), torch.randn(1, 5, C))
+    assert repeated == 2
+    assert not recording.missed
+
+
 class Scores(nn.Module):
     """The scores of one part of a layer, whose weights another part makes."""
 
