@@ -4,7 +4,7 @@ A torch function mode sees every call of a torch function in its thread, includi
 """
 
 import re
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from functools import cache, partial
 from typing import Any
@@ -30,7 +30,7 @@ from regard.observe.interception.handwritten.loop_tracker import LoopTracker, ma
 from regard.observe.interception.handwritten.undivided_contexts import UndividedContexts
 from regard.observe.interception.handwritten.unread_recurrences import find_token_axes, find_unread_recurrence
 from regard.observe.interception.handwritten.weight_steps import WeightSteps
-from regard.observe.interception.head_counts import find_head_counts
+from regard.observe.interception.layer_steps import LayerStep
 from regard.observe.interception.pixel_positions import PixelPositions
 from regard.observe.interception.plain_tensors import disable_modes, unwrap_tensor
 from regard.observe.interception.provenance import (
@@ -42,13 +42,7 @@ from regard.observe.interception.provenance import (
     list_tensors_by_place,
 )
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
-from regard.observe.interception.repeated_layers import (
-    MOST_FORMS,
-    LayerForm,
-    LayerStep,
-    LayerSteps,
-    build_call_form,
-)
+from regard.observe.interception.repeated_layers import RepeatedLayers
 from regard.observe.interception.sdpa import SDPA, intercept_sdpa
 from regard.observe.interception.thread_state import (
     STATE,
@@ -56,8 +50,8 @@ from regard.observe.interception.thread_state import (
     change_recurrence,
     dispatch_call,
     explain_error,
-    find_name,
     infer_once,
+    list_owners,
     report_missed,
 )
 
@@ -79,8 +73,7 @@ class AttentionFunctionMode(TorchFunctionMode):
         self.undivided = UndividedContexts()
         self.loops = LoopTracker()
         self.positions = PixelPositions()
-        self.layer_forms: dict[Hashable, list[LayerForm]] = {}  # of this forward
-        self.unrepeated: set[type[nn.Module]] = set()  # classes of this forward in which more ran than can be repeated
+        self.layers = RepeatedLayers(self)
         self.weight_steps = WeightSteps()
         self.opaque_weights = WeakTensorKeyDictionary()  # results of a softmax of tensors without data of their own
 
@@ -92,8 +85,7 @@ class AttentionFunctionMode(TorchFunctionMode):
         self.loops.restart()
         self.positions.clear()
         self.opaque_weights.clear()
-        self.layer_forms.clear()
-        self.unrepeated.clear()
+        self.layers.clear()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -184,112 +176,6 @@ class AttentionFunctionMode(TorchFunctionMode):
         if type(result) is not Tensor and isinstance(result, Tensor) and not is_readable(result):
             self.report_opaque(name, role, args, result)
         return result
-
-    def start_layer(self, frame: ModuleFrame) -> LayerSteps | None:
-        """Start to hold what runs in a module that starts; None if nothing of it may be left out."""
-        if type(frame.module) in self.unrepeated or self.positions.stored or STATE.is_in_fast_path:
-            return None
-        is_tracked = torch.is_grad_enabled()
-        if any(one.can_change_calls or (one.needs_graph and is_tracked) for one in STATE.watchers):
-            return None
-        if torch._C._is_any_autocast_enabled() or torch._C._functorch.peek_interpreter_stack() is not None:
-            return None
-        with suppress(Exception), torch._C.DisableTorchFunction():  # of arguments that are no plain tensors
-            key = describe_frames(STATE.frames)
-            return LayerSteps(frame, key, self.layer_forms.get(key, []), STATE.effects, self.follow)
-        return None
-
-    def repeat_layer(self, frame: ModuleFrame, layer: LayerSteps) -> bool:
-        """Dispatch the call of a module that ends, if it repeats an earlier one; return whether it does.
-
-        One that does not is followed.
-        """
-        if not layer.is_deferred:
-            return False
-        with suppress(Exception), disable_modes():
-            if self.dispatch_repeated(layer):
-                frame.layer = None
-                return True
-        with torch._C.DisableTorchFunction():
-            layer.follow()
-        return False
-
-    def dispatch_repeated(self, layer: LayerSteps) -> bool:
-        """Dispatch the call of a module that ends, if what ran in it is what ran in an earlier one; return whether it is."""
-        layer.is_deferred = False  # what reads the calls of its module finds none of its steps
-        form = self.find_repeated_form(layer)
-        if form is None:
-            return False
-        self.follow_further(layer, form)
-        return True
-
-    def find_repeated_form(self, layer: LayerSteps) -> LayerForm | None:
-        """Dispatch the call of a module by the form of an earlier one in which the same ran, and return that; None without."""
-        tensors = [x for x in layer.list_tensors() if x is not None]
-        if len(tensors) < len(layer.tensors) or self.has_open_state():
-            return None
-        if self.is_any_followed([tensors[number] for number in layer.given]):
-            return None
-        forms = (one for one in layer.forms if len(one.description) == len(layer.description))
-        return next((one for one in forms if one.call is None or one.call.dispatch(tensors)), None)
-
-    def follow_further(self, layer: LayerSteps, form: LayerForm) -> None:
-        """Follow those tensors of a repeated layer that outlive it, as they were followed in the earlier one."""
-        numbers = {one.number for one in form.followed}
-        others = [None if number in numbers else x for number, x in enumerate(layer.list_tensors())]
-        layer.deferred.clear()
-        outlive = [(one, x) for one in form.followed if (x := layer.tensors[one.number]()) is not None]
-        if outlive:
-            tracker, tables = self.tracker, (self.tracker, self.tracker.used)
-            tracker.count += 1
-            for one, x in outlive:
-                tables[one.is_used].put(x, one.build_trace(1 << tracker.count, others))
-            tracker.used.add_call(1 << tracker.count, list_owners(), STATE.frames)
-
-    def learn_layer(self, frame: ModuleFrame, layer: LayerSteps) -> None:
-        """Keep what was found in a module that ends, for others that run the same functions."""
-        form = None
-        if frame.layer is layer:
-            frame.layer = None
-            with suppress(Exception), disable_modes():
-                form = self.build_layer_form(frame, layer)
-        known = self.layer_forms.setdefault(layer.key, [])
-        if form is None or len(known) == MOST_FORMS:
-            self.unrepeated.add(type(frame.module))
-        else:
-            known.append(form)
-
-    def build_layer_form(self, frame: ModuleFrame, layer: LayerSteps) -> LayerForm | None:
-        """Return what was found in a module that ends; None if that was more than one call, or something of it is followed."""
-        calls = layer.calls
-        is_all = len(calls) < 2 and STATE.effects - layer.effects == len(calls) and not frame.multiplies_scores
-        if not is_all or None in calls or len(frame.list_operations()) != len(layer.description) or self.has_open_state():
-            return None
-        tensors = layer.list_tensors()
-        layer.add_followed((self.tracker, self.tracker.used))
-        followed = tuple(one for one in layer.followed.values() if one is not None)
-        numbers, operands = {one.number for one in followed}, {n for one in followed for n in one.views.list_numbers()}
-        if len(followed) < len(layer.followed) or numbers & operands:
-            return None
-        if self.is_any_followed([x for n in layer.given if (x := tensors[n]) is not None]):
-            return None
-        return LayerForm(tuple(layer.description), calls[0] if calls else None, followed)
-
-    def is_any_followed(self, tensors: list[Tensor]) -> bool:
-        """Return whether any of some tensors is followed."""
-        tables = self.tracker, self.tracker.used
-        return any(one.find(x) is not None for one in tables for x in tensors)
-
-    def has_open_state(self) -> bool:
-        """Return whether anything but scores and weights is followed."""
-        tracker, sums = self.tracker, self.tracker.gated_sums
-        linear, loops, undivided = tracker.linear, self.loops, self.undivided
-        followed = (
-            *(tracker.edges.weighted, tracker.entry_products.products, tracker.tables.products, tracker.used.sums.traces),
-            *(linear.found, linear.contexts, sums.sums, sums.weighted, undivided.notes, undivided.contexts),
-            *(loops.loops, loops.traces, self.opaque_weights),
-        )
-        return any(map(len, followed))
 
     def follow_function(self, frames: Any, func: Any, name: str, *call: Any) -> HandwrittenCall | None:
         """Follow a function; return the call of attention that it completes, or None. A failure must not stop the model."""
@@ -415,8 +301,7 @@ class AttentionFunctionMode(TorchFunctionMode):
             found, adapter = read_handwritten_call(call, self.tracker.table, result)
             layer = STATE.frames[-1].layer
             if layer is not None:
-                layer.calls.append(build_call_form(STATE.frames[-1], layer, call.trace, found, adapter, result))
-                layer.add_followed((self.tracker, self.tracker.used))
+                layer.add_call(STATE.frames[-1], call.trace, found, adapter, result, (self.tracker, self.tracker.used))
             if isinstance(found, AttentionCall) and adapter.divisor is not None:
                 undivided.append((found, adapter.divisor))
             elif isinstance(found, RecurrenceCall) and adapter.places is not None:
@@ -437,21 +322,6 @@ class AttentionFunctionMode(TorchFunctionMode):
         """Keep a call of activated scores, whose result may be divided, until its module ends."""
         with disable_modes():
             self.tracker.linear.add_activated_call(STATE.frames, call, places, result, roots)
-
-
-def describe_frames(frames: list[ModuleFrame]) -> Hashable:
-    """Return the classes of the running modules, the shapes of their arguments, and the numbers of heads that they state."""
-    return *((type(one.module), one.module.training, describe_inputs(one)) for one in frames), tuple(find_head_counts())
-
-
-def describe_inputs(frame: ModuleFrame) -> Hashable:
-    """Return the shapes and dtypes of the tensors among a module's arguments."""
-    return tuple((x.shape, x.dtype) for x in frame.input_tensors)
-
-
-def list_owners() -> list[tuple[Any, str]]:
-    """Return the watchers of the running modules, each with its name for the innermost one that it watches."""
-    return [(watcher, name) for watcher in STATE.watchers if (name := find_name(watcher)) is not None]
 
 
 @cache

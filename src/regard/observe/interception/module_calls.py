@@ -14,9 +14,9 @@ from torch._C import _current_graph_task_id as backward
 from torch._C import _push_on_torch_function_stack as push
 
 from regard.observe.interception.attention_call import MissedCall
+from regard.observe.interception.layer_steps import LayerStep
 from regard.observe.interception.patching import AttributePatch
 from regard.observe.interception.recurrent.token_mixers import can_mix_tokens, report_token_mixer
-from regard.observe.interception.repeated_layers import LayerStep
 from regard.observe.interception.thread_state import (
     STATE,
     TRACED,
@@ -98,7 +98,7 @@ def call_in_frame(call: Callable[..., Any], module: nn.Module, *args: Any, **kwa
             with switch_interception(not STATE.is_in_fast_path):
                 return call(module, *args, **kwargs)
         result = call(module, *args, **kwargs)
-        if layer is not None and STATE.frames and STATE.mode.repeat_layer(frame, layer):
+        if layer is not None and STATE.frames and STATE.mode.layers.repeat(frame, layer):
             if layer.description and can_mix_tokens(module):
                 report_token_mixer(module)
             return result
@@ -114,7 +114,7 @@ def call_in_frame(call: Callable[..., Any], module: nn.Module, *args: Any, **kwa
         if len(STATE.frames) == 1 and STATE.mode.undivided.notes:
             STATE.mode.report_undivided()
         if layer is not None and STATE.frames:  # also one that was no longer held
-            STATE.mode.learn_layer(frame, layer)
+            STATE.mode.layers.learn(frame, layer)
         return result
     finally:
         pop_frame(frame)

@@ -181,7 +181,7 @@ def push_frame(module: nn.Module, args: Any, kwargs: Any) -> ModuleFrame:
     STATE.frames.append(frame)
     if outermost and not keep_mode(module):
         push(STATE.mode)
-    frame.layer = STATE.mode.start_layer(frame)
+    frame.layer = STATE.mode.layers.start(frame)
     return frame
 
 
@@ -331,6 +331,11 @@ def find_name(watcher: Watcher, module: nn.Module | None = None) -> str | None:
         if name is not None:
             break
     return name
+
+
+def list_owners() -> list[tuple[Any, str]]:
+    """Return the watchers of the running modules, each with its name for the innermost one that it watches."""
+    return [(watcher, name) for watcher in STATE.watchers if (name := find_name(watcher)) is not None]
 
 
 def is_inside_watched(kernel: str) -> bool:

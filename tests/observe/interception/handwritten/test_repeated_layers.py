@@ -14,7 +14,7 @@ from observe.interception.handwritten.handwritten_attention import C, H, Own
 from observe.interception.handwritten.test_forms import FORMS
 from observe.recording_checks import are_equal
 from regard.observe import Recording, record
-from regard.observe.interception import function_mode, repeated_layers
+from regard.observe.interception import layer_steps, repeated_layers
 
 pytestmark = pytest.mark.filterwarnings("ignore:not recorded")
 
@@ -40,14 +40,14 @@ class Stack(nn.Module):
 def record_both(model: nn.Module, *given: Tensor, **options: object) -> tuple[Recording, int]:
     """A recording and how many layers were repeated in it; it is the same as one for which each layer was followed."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(repeated_layers, "MOST_STEPS", 0)
+        patch.setattr(layer_steps, "MOST_STEPS", 0)
         torch.manual_seed(7)
         with record(model, **options) as followed:
             expected = model(*given)
-    repeated, repeat = [], function_mode.AttentionFunctionMode.repeat_layer
+    repeated, repeat = [], repeated_layers.RepeatedLayers.repeat
     with pytest.MonkeyPatch.context() as patch:
-        mode = function_mode.AttentionFunctionMode
-        patch.setattr(mode, "repeat_layer", lambda *call: repeated.append(repeat(*call)) or repeated[-1])
+        layers = repeated_layers.RepeatedLayers
+        patch.setattr(layers, "repeat", lambda *call: repeated.append(repeat(*call)) or repeated[-1])
         torch.manual_seed(7)
         with record(model, **options) as recording:
             found = model(*given)

@@ -1,0 +1,158 @@
+"""What runs in a module, held until it ends, as a description that shows whether it is what ran in another one."""
+
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard.observe.interception.attention_call import CallAdapter
+from regard.observe.interception.handwritten.traces import Trace, Traces
+from regard.observe.interception.layer_forms import CallForm, FollowedTensor, LayerForm, build_call_form, find_followed
+from regard.observe.interception.provenance import PLAIN, ModuleFrame, is_weight
+
+MOST_ENTRIES = 2**22  # of the results that are held until a module ends
+MOST_STEPS = 256
+NUMBERS = (int, float, bool, complex)
+NAMES = (str, type(None), type(Ellipsis), torch.dtype, torch.device, torch.memory_format, torch.layout)
+
+
+class LayerStep(NamedTuple):
+    """A function or a child module that ran in a layer, with its arguments and its result."""
+
+    run: Any
+    args: Any
+    kwargs: Any
+    result: Any
+
+
+class UnknownArgumentError(Exception):
+    """An argument is of a type that is not compared."""
+
+
+class LayerSteps:
+    """What ran in a module so far, with its tensors by number, in the order in which the steps name them.
+
+    Steps are deferred, not followed, as long as they are those of an earlier layer (`forms`): until the module ends, or until
+    one of them differs.
+    """
+
+    def __init__(
+        self, frame: ModuleFrame, key: Hashable, forms: list[LayerForm], effects: int, follow_step: Callable[[LayerStep], Any]
+    ) -> None:
+        self.key, self.forms, self.effects, self.follow_step = key, forms, effects, follow_step
+        self.module, self.inputs, self.is_deferred = frame.module, frame.input_tensors, bool(forms)
+        self.description: list[Hashable] = []
+        self.tensors: list[weakref.ref[Tensor]] = []
+        self.numbers: dict[int, int] = {}
+        self.given: list[int] = []  # the numbers of tensors that the layer did not make
+        self.deferred: list[LayerStep] = []
+        self.calls: list[CallForm | None] = []  # that were followed, None for one that cannot be repeated
+        self.followed: dict[tuple[int, bool], FollowedTensor | None] = {}  # by number, and whether it is used; None likewise
+        self.size = 0
+
+    def add(self, step: LayerStep) -> bool:
+        """Add a step; return whether it could be, since its arguments can be compared and there is room.
+
+        Steps that were deferred are followed if it differs from that of each earlier layer.
+        """
+        if self.is_deferred:
+            self.deferred.append(step)
+        try:
+            description = self.describe_step(step)
+        except Exception:  # of unusual tensors too, which must not stop the model
+            return False
+        if self.is_deferred:
+            place = len(self.description)
+            self.forms = [one for one in self.forms if one.description[place : place + 1] == (description,)]
+        self.description.append(description)
+        if self.is_deferred and not self.forms:
+            self.follow()
+        return self.size <= MOST_ENTRIES and len(self.description) <= MOST_STEPS
+
+    def follow(self) -> None:
+        """Follow what was deferred, in order."""
+        steps, self.deferred, self.is_deferred = self.deferred, [], False
+        for step in steps:
+            self.follow_step(step)
+
+    def describe_step(self, step: LayerStep) -> Hashable:
+        """Return what a step is, with tensors by their numbers. Raises UnknownArgumentError for other types of arguments."""
+        run, args, kwargs, result = step
+        if isinstance(run, nn.Module):
+            run = type(run), run.training, getattr(run, "p", None)
+        given = tuple(map(self.describe, args)), self.describe(kwargs) if kwargs else None
+        return (
+            run,
+            given,
+            self.describe_result(result) if isinstance(result, Tensor) else tuple(map(self.describe_result, result)),
+        )
+
+    def describe(self, x: Any) -> Hashable:
+        """Return an argument in a form that can be compared."""
+        kind = type(x)
+        if kind in PLAIN:
+            number = self.find_number(x)
+            return self.describe_given(x) if number is None else number
+        if kind in NUMBERS:
+            return kind, x
+        if kind is slice:
+            return slice, self.describe(x.start), self.describe(x.stop), self.describe(x.step)
+        if isinstance(x, tuple | list):
+            return kind, *map(self.describe, x)
+        if kind is dict:
+            return kind, *((key, self.describe(value)) for key, value in x.items())
+        if isinstance(x, NAMES):
+            name: Hashable = x
+            return name
+        raise UnknownArgumentError
+
+    def describe_given(self, x: Tensor) -> Hashable:
+        """Return what a tensor is that the layer was given or holds, which gets a number."""
+        if x.layout is not torch.strided or x.is_nested:
+            raise UnknownArgumentError
+        place = next((n for n, one in enumerate(self.inputs) if one is x), -1)
+        holds = isinstance(x, nn.Parameter), is_weight(self.module, x), place
+        self.given.append(self.add_tensor(x))
+        return holds, x.shape, x.stride(), x.dtype, x.device
+
+    def describe_result(self, x: Any) -> Hashable:
+        """Return the number of a result, a new one if it is not known, and what the arguments need not determine of it."""
+        number = self.find_number(x)
+        if number is None:
+            if type(x) not in PLAIN or x.layout is not torch.strided or x.is_nested:
+                raise UnknownArgumentError
+            number = self.add_tensor(x)
+            self.size += x.numel()
+        return number, x.shape, x.dtype
+
+    def find_number(self, x: Tensor) -> int | None:
+        """Return the number of a tensor; None if it has none yet."""
+        number = self.numbers.get(id(x))
+        return number if number is not None and self.tensors[number]() is x else None
+
+    def add_tensor(self, x: Tensor) -> int:
+        """Return the number that a tensor gets."""
+        self.numbers[id(x)] = number = len(self.tensors)
+        self.tensors.append(weakref.ref(x))
+        return number
+
+    def add_call(
+        self, frame: ModuleFrame, trace: Trace, call: Any, adapter: CallAdapter, result: Tensor, tables: Sequence[Traces]
+    ) -> None:
+        """Add a call that was read in the module, and what is followed of it."""
+        self.calls.append(build_call_form(frame, self.list_tensors(), trace, call, adapter, self.find_number(result)))
+        self.add_followed(tables)
+
+    def add_followed(self, tables: Sequence[Traces]) -> None:
+        """Add the tensors that are followed as scores or weights, and those that are followed as used weights."""
+        tensors = self.list_tensors()
+        for is_used, table in enumerate(tables):
+            for x, trace in table.find_all([one for one in tensors if one is not None]):
+                number = self.numbers[id(x)]
+                self.followed[number, bool(is_used)] = find_followed(number, bool(is_used), trace, tensors)
+
+    def list_tensors(self) -> list[Tensor | None]:
+        """Return the tensors by number, None for those that were freed."""
+        return [one() for one in self.tensors]
