@@ -132,8 +132,17 @@ class AttentionFunctionMode(TorchFunctionMode):
         frames = STATE.frames
         if len(args) == 1 and not kwargs and id(child) in STATE.skippable_modules and isinstance(args[0], Tensor):
             self.follow_module(frames, child, args[0], output)  # maybe scores of pairs
-        name = PARAMETRIZES if type(child) is ParametrizationList else find_activation_name(type(child).__name__)
-        frames[-1].log_operation(args, kwargs, output, name, child=type(child))
+        log_child(frames[-1], child, args, kwargs, output)
+
+    def log_step(self, step: LayerStep) -> None:
+        """Log a function or a child module that ran, without following it."""
+        run, args, kwargs, result = step
+        if isinstance(run, nn.Module):
+            log_child(STATE.frames[-1], run, args, kwargs, result)
+            return
+        name = classify_function(run)[1]
+        args, kwargs = list_tensors_by_place(name, args, kwargs)
+        STATE.frames[-1].log_operation(args, kwargs, result, name)
 
     def follow_step(
         self,
@@ -322,6 +331,12 @@ class AttentionFunctionMode(TorchFunctionMode):
         """Keep a call of activated scores, whose result may be divided, until its module ends."""
         with disable_modes():
             self.tracker.linear.add_activated_call(STATE.frames, call, places, result, roots)
+
+
+def log_child(frame: ModuleFrame, child: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    """Log a child of the module that runs."""
+    name = PARAMETRIZES if type(child) is ParametrizationList else find_activation_name(type(child).__name__)
+    frame.log_operation(args, kwargs, output, name, child=type(child))
 
 
 @cache

@@ -1,6 +1,6 @@
 """What was found in a layer by the numbers of its tensors: its call of attention, and what is followed of it."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -34,12 +34,14 @@ class View(NamedTuple):
 
 
 def find_view(x: Tensor, tensors: Sequence[Tensor | None]) -> View | None:
-    """Return which view of one of the tensors x is; None if it has a memory of its own."""
-    memory = x.untyped_storage().data_ptr()
+    """Return which view of one of the tensors x is, of itself if it is one of them; None if it has a memory of its own."""
+    memory, found = x.untyped_storage().data_ptr(), None
     for number, one in enumerate(tensors if memory else ()):
-        if one is not None and one.dtype == x.dtype and one.untyped_storage().data_ptr() == memory:
-            return View(number, tuple(x.shape), x.stride(), int(x.storage_offset() - one.storage_offset()))
-    return None
+        if one is x:
+            return View(number, tuple(x.shape), x.stride(), 0)
+        if found is None and one is not None and one.dtype == x.dtype and one.untyped_storage().data_ptr() == memory:
+            found = View(number, tuple(x.shape), x.stride(), int(x.storage_offset() - one.storage_offset()))
+    return found
 
 
 class FormViews(NamedTuple):
@@ -69,11 +71,15 @@ class CallForm(NamedTuple):
     views: tuple[View, ...]  # of queries, keys, values, weights and context
     result: int
     masks: tuple[tuple[View, Tensor], ...]  # the operands of its scores' steps, with their bits
+    given: tuple[int, int] | None  # what was multiplied, where the modules around show whether it is cross attention
     eps: float
     compares_all: bool  # whether every row of the weights is compared, not a sample
 
-    def dispatch(self, tensors: Sequence[Tensor]) -> bool:
-        """Dispatch the call of a layer with these tensors; return whether its masks and its weights allow it."""
+    def dispatch(self, tensors: Sequence[Tensor], find_sources: Callable[[Tensor, Tensor], bool | None]) -> bool:
+        """Dispatch the call of a layer with these tensors; return whether its masks and its weights allow it.
+
+        find_sources returns whether two of them were made from different tensors, if that was observed.
+        """
         if not all(have_same_bits(view.read(tensors), bits) for view, bits in self.masks):
             return False
         q, k, v, weights, context = (view.read(tensors).detach() for view in self.views)
@@ -81,6 +87,9 @@ class CallForm(NamedTuple):
         with torch.no_grad():
             if compare_rows(call, weights, self.eps, self.compares_all) is not None:
                 return False
+        if self.given is not None:
+            one, other = self.given
+            call.has_separate_sources = find_sources(tensors[one], tensors[other])
         adapter = CallAdapter(lambda: result, lambda _: context)
         dispatch_call(call.kernel, lambda: result, lambda: (call, adapter))
         return True
@@ -137,8 +146,11 @@ def build_call_form(
     if form is None or result is None or number is None or adapter.weights is None or adapter.context is None:
         return None
     one, other = (frame.find_sources(x) for x in (trace.form.a, trace.form.b))
-    if one is None or other is None or not one.sources & other.sources:
-        return None  # the modules around it show whether it is cross attention
+    given: tuple[int, int] | None = form.a.number, form.b.number
+    if one is not None and other is not None and one.sources & other.sources:
+        given = None
+    elif tensors[form.a.number] is not trace.form.a or tensors[form.b.number] is not trace.form.b:
+        return None
     views = [find_view(x, tensors) for x in (call.q, call.k, call.v, adapter.weights, adapter.context(result))]
     known = tuple(view for view in views if view is not None)
     if len(known) < len(views):
@@ -147,7 +159,7 @@ def build_call_form(
     masks = zip((view for view in form.steps if view is not None), (x.detach().clone() for x in operands), strict=True)
     empty = call.q.new_empty(0)
     call = replace(call, q=empty, k=empty, v=empty, follows_cache=partial(bool, call.follows_cache()))
-    return CallForm(call, known, number, tuple(masks), trace.eps, trace.may_differ_by_row)
+    return CallForm(call, known, number, tuple(masks), given, trace.eps, trace.may_differ_by_row)
 
 
 def find_followed(number: int, is_used: bool, trace: Trace, tensors: Sequence[Tensor | None]) -> FollowedTensor | None:

@@ -9,6 +9,7 @@ the time.
 
 from collections.abc import Hashable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from regard.observe.interception.head_counts import find_head_counts
 from regard.observe.interception.layer_forms import LayerForm
 from regard.observe.interception.layer_steps import LayerSteps
 from regard.observe.interception.plain_tensors import disable_modes
-from regard.observe.interception.provenance import ModuleFrame
+from regard.observe.interception.provenance import ModuleFrame, has_separate_sources
 from regard.observe.interception.thread_state import STATE, list_owners
 
 MOST_FORMS = 4  # of layers of the same class and shapes
@@ -83,7 +84,14 @@ class RepeatedLayers:
         if self.is_any_followed([tensors[number] for number in layer.given]):
             return None
         forms = (one for one in layer.forms if len(one.description) == len(layer.description))
-        return next((one for one in forms if one.call is None or one.call.dispatch(tensors)), None)
+        find_sources = partial(self.find_sources, layer)
+        return next((one for one in forms if one.call is None or one.call.dispatch(tensors, find_sources)), None)
+
+    def find_sources(self, layer: LayerSteps, q: Tensor, k: Tensor) -> bool | None:
+        """Return whether queries and keys were made from different tensors, by the operations of a module, which are logged."""
+        for step in layer.deferred:
+            self.mode.log_step(step)
+        return has_separate_sources(STATE.frames, q, k)
 
     def follow_further(self, layer: LayerSteps, form: LayerForm) -> None:
         """Follow those tensors of a repeated layer that outlive it, as they were followed in the earlier one."""

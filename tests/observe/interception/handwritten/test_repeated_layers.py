@@ -210,6 +210,39 @@ def test_scores_that_a_repeated_part_returns_are_followed_further():
     assert len(recording.calls) == 3
 
 
+class Attend(nn.Module):
+    """The scaled product of queries and keys, as many write it: a module without weights."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+        return weights @ v, weights
+
+
+class Around(nn.Module):
+    """Self attention or cross attention of a module that computes it, and another product of its weights."""
+
+    def __init__(self, way: str = "") -> None:
+        super().__init__()
+        self.q, self.kv, self.attend, self.way = nn.Linear(C, C), nn.Linear(C, 2 * C), Attend(), way
+        self.memory = torch.randn(2, 5, C)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, (k, v) = self.q(x), self.kv({"flipped": x.flip(1), "cross": self.memory}.get(self.way, x)).chunk(2, -1)
+        y, weights = self.attend(q, k, v)
+        return y + weights @ q if self.way == "twice" else y
+
+
+@pytest.mark.parametrize("way", ["", "flipped", "cross", "twice"])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_modules_that_are_given_queries_and_keys_are_repeated_by_what_is_around_them(way, place):
+    layers = [Around() for _ in range(4)]
+    layers[place] = Around(way)
+    recording, repeated = record_both(Stack(layers), torch.randn(2, 5, C))
+    assert repeated == 3
+    assert [call.kind == "cross" for call in recording.calls] == [way == "cross" and n == place for n in range(4)]
+    assert bool(recording.notes) == (way == "twice")
+
+
 def test_what_ran_before_an_error_is_recorded():
     model = Stack([Layer(), Layer(), Layer("error")])
     with record(model) as recording, pytest.raises(ValueError, match="this layer fails"):
