@@ -43,7 +43,7 @@ REASONS = {  # why a family is not tried
     "dinat": "it needs the package natten, whose kernels no hook sees: its layers are in `missed`",
     "layoutlmv2": "its model needs detectron2; recorded with a convolution in place of its network for pictures",
     "mra": "it needs kernels for a GPU, which no hook sees: its layers are in `missed`",
-    "edgetam": TIMM,
+    "edgetam": "its network for pictures is one of the package timm; edgetam_video, without it, is measured",
     "fast_vlm": TIMM,
     "pe_audio_video": TIMM,
     "pe_video": TIMM,

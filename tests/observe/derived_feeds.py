@@ -165,7 +165,6 @@ FEEDS |= {
         "decoder_input_ids": draw_words(7),
     },
     "Sam2Model": lambda config: draw_points(64),
-    "EdgeTamModel": lambda config: draw_points(64),
     "PeVideoModel": lambda config: {"input_ids": draw_words(), "pixel_values_videos": torch.randn(B, 3, 3, 160, 160)},
     "PeAudioVideoModel": lambda config: {
         "input_ids": draw_words(),

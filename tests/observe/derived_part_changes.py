@@ -154,7 +154,6 @@ NEEDS = {  # packages that a model needs beside transformers
     "VideomtForUniversalSegmentation": "scipy",
     "TimmWrapperModel": "timm",
     "TimmBackbone": "timm",
-    "EdgeTamModel": "timm",
     "FastVlmModel": "timm",
     "PerceptionLMModel": "timm",
     "PeVideoModel": "timm",
@@ -280,19 +279,6 @@ PART_CHANGES: dict[str, dict[str, Any]] = {
     "TimmBackbone": {"backbone": "test_vit", "out_indices": [-1]},
     "FastVlmModel": {"vision_config": {**TIMM, "hidden_size": 64}},
     "PerceptionLMModel": {"vision_config": {**TIMM, "model_args": {"embed_dim": 64}}},
-    "EdgeTamModel": {
-        **SAM2,
-        "vision_config": {
-            **SEEN,
-            "backbone_config": {
-                "model_type": "timm_wrapper",
-                "architecture": "test_resnet",
-                "num_classes": 2,
-                "model_args": {"features_only": True, "out_indices": [0, 1, 2, 3]},
-            },
-            "backbone_channel_list": [192, 48, 32, 32],
-        },
-    },
     "NemotronH_Omni_Reasoning_V3": {
         "vision_config": {"video_temporal_patch_size": 2, "max_img_size": 64},
         "vision_hidden_size": 48,
