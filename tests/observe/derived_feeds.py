@@ -69,6 +69,18 @@ def draw_squares(side: int) -> Callable[[Any], dict[str, Tensor]]:
     return lambda config: {"pixel_values": torch.randn(B, 3, side, side)}
 
 
+def draw_patches(name: str) -> Callable[[Any], dict[str, Tensor]]:
+    """Return what draws the patches of two pictures of unlike sizes, which a model takes by this name."""
+
+    def draw(config: Any) -> dict[str, Tensor]:
+        grid = torch.tensor([[1, 4, 2], [1, 2, 6]])
+        channels = getattr(config, "in_channels", None) or config.num_channels
+        width = channels * getattr(config, "temporal_patch_size", 1) * config.patch_size**2
+        return {name: torch.randn(int(grid.prod(1).sum()), width), "grid_thw": grid}
+
+    return draw
+
+
 def draw_spectrum(bands: int, frames: int = 60) -> Callable[[Any], dict[str, Tensor]]:
     """Return what draws the bands of a sound, frame by frame."""
     return lambda config: {"input_features": torch.randn(B, frames, bands)}
@@ -207,6 +219,19 @@ FEEDS |= {
     "Gemma4UnifiedAssistantForCausalLM": lambda config: draw_shared_keys(config),
 }
 
+PACKED = {
+    "Glm4vVisionModel": "hidden_states",
+    "Glm4vMoeVisionModel": "hidden_states",
+    "Glm5NextVisionModel": "hidden_states",
+    "GlmOcrVisionModel": "hidden_states",
+    "GlmImageVisionModel": "pixel_values",
+    "CohereCompassVisionModel": "hidden_states",
+    "Ernie4_5_VLMoeVisionTransformerPretrainedModel": "hidden_states",
+    "Qwen2_5OmniVisionEncoder": "hidden_states",
+    "HunYuanVLVisionTransformer": "pixel_values",
+    "HYV4VLVisionModel": "pixel_values",
+}
+FEEDS |= {name: draw_patches(first) for name, first in PACKED.items()}
 SQUARES = {
     "RTDetrModel": 64,
     "RTDetrV2Model": 64,
