@@ -110,3 +110,77 @@ def test_two_axes_of_places_are_queries_and_no_heads(batch):
     layer = Places().double()
     recording, _ = record_and_compare(nn.Sequential(layer), lambda m: m(torch.randn(batch, 3, 5, C, dtype=torch.float64)))
     torch.testing.assert_close(recording.calls[0].map.dense(), layer.weights, rtol=0, atol=EQUAL)
+
+
+Attend = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def attend_in_rows(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row of places (b, h, x, y, d) by itself."""
+    weights = (q @ k.mT).softmax(-1)
+    return weights.transpose(1, 2).flatten(0, 1), weights @ v
+
+
+def attend_in_columns(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    weights = torch.einsum("bhxyd,bhzyd->bhyxz", q, k).softmax(-1)
+    return weights.transpose(1, 2).flatten(0, 1), torch.einsum("bhyxz,bhzyd->bhxyd", weights, v)
+
+
+def attend_with_the_row_before(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    k, v = (torch.cat([x.roll(1, 2), x], 3) for x in (k, v))
+    return attend_in_rows(q, k, v)
+
+
+def attend_to_windows(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Each place of a row to the one before, itself and the next."""
+    k, v = (nn.functional.pad(x, (0, 0, 1, 1)).unfold(3, 3, 1) for x in (k, v))
+    weights = torch.einsum("bhxyd,bhxydn->bhxyn", q, k).softmax(-1)
+    return weights.permute(0, 2, 3, 1, 4).flatten(0, 2).unsqueeze(2), torch.einsum("bhxyn,bhxydn->bhxyd", weights, v)
+
+
+class OfPlaces(nn.Module):
+    """Attention of places (b, x, y, c) by heads; no module states how many there are."""
+
+    def __init__(self, attend: Attend) -> None:
+        super().__init__()
+        self.attend, self.qkv, self.weights = attend, nn.Linear(C, 3 * H * D), torch.empty(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (one.unflatten(-1, (H, D)).permute(0, 3, 1, 2, 4) for one in self.qkv(x).chunk(3, -1))
+        weights, output = self.attend(q, k, v)
+        self.weights = weights.detach()
+        return output.permute(0, 2, 3, 1, 4).flatten(3)
+
+
+@pytest.mark.parametrize("places", [(3, 5), (5, 3), (2, 3)])
+@pytest.mark.parametrize("batch", [1, 2, 3])
+@pytest.mark.parametrize(
+    "attend",
+    [attend_in_rows, attend_in_columns, attend_with_the_row_before, attend_to_windows],
+    ids=lambda one: one.__name__,
+)
+def test_rows_of_places_are_no_heads(attend, batch, places):
+    layer = OfPlaces(attend).double()
+    recording, _ = record_and_compare(nn.Sequential(layer), lambda m: m(torch.randn(batch, *places, C, dtype=torch.float64)))
+    torch.testing.assert_close(recording.calls[0].map.dense(), layer.weights, rtol=0, atol=EQUAL)
+
+
+class GroupsBehindHeads(nn.Module):
+    """Heads whose number is the outer part of the features, with keys shared by every second one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.weights = nn.Linear(C, 6 * D), nn.Linear(C, 2 * D), torch.empty(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = self.q(x).unflatten(-1, (3, 2, D)), self.k(x).unflatten(-1, (2, D))
+        weights = torch.einsum("bihgd,bjgd->bhgij", q, k).softmax(-1)
+        self.weights = weights.transpose(1, 2).flatten(1, 2).detach()
+        return torch.einsum("bhgij,bjgd->bihgd", weights, k).flatten(2)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3])
+def test_heads_that_share_keys_are_numbered_one_after_another(batch):
+    layer = GroupsBehindHeads().double()
+    recording, _ = record_and_compare(nn.Sequential(layer), lambda m: m(torch.randn(batch, T, C, dtype=torch.float64)))
+    torch.testing.assert_close(recording.calls[0].map.dense(), layer.weights, rtol=0, atol=EQUAL)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from regard.observe.interception.folded_heads import FoldedHeads, find_folded_heads
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct
+from regard.observe.interception.handwritten.query_axes import find_row_axes, list_axes
 from regard.observe.interception.handwritten.score_form import CHOOSES_BY_VALUE, ScoreForm
 from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims
 from regard.observe.interception.handwritten.traces import Trace
@@ -45,7 +46,10 @@ def find_groups(
     labels = product.labels[place]
     keys = tuple(axis for label, axes in zip(labels, own, strict=True) if label not in product.result for axis in axes)
     row_axes = [axes for label, axes in zip(labels, own, strict=True) if label in product.result and axes]
-    form = weights.form if weights.activated is None else weights.activated.form
+    form = weights.form
+    if form is None and weights.activated is not None and weights.dims is not None:
+        activated = weights.activated.form  # unless weights were cut or moved since
+        form = activated if list_axes(table, activated.dims) == list_axes(table, weights.dims) else None
     queries = find_queries(form, table, keys)
     if queries is not None and not other >= set(queries):  # where the batch shares its keys, only queries and values have it
         queries = tuple(axis for axis in queries if axis not in other)
@@ -63,16 +67,43 @@ def find_groups(
     has_heads_alone = len(given) == 1 and is_shared_by_batch(product, place, weights, dims)
     tokens = count_tokens(table, queries, keys)
     values = product.operands[1 - place], dims[1 - place]
-    found = join_queries_to_heads(table, batch, queries, other)
+    found = None
+    if weights.pairs and not has_heads_alone:
+        tensors = [] if form is None else [(form.a, form.a_dims), (form.b, form.b_dims)]
+        projected = [one for one in tensors if not list_axes(table, one[1]).intersection(keys)]  # the queries
+        found = split_projected(table, given, queries, other, [*projected, values])
     if found is not None:
+        queries = tuple(axis for axis in table.expand_axes(queries) if axis not in found[1])
+    elif (found := join_queries_to_heads(table, batch, queries, other)) is not None:
         queries = ()
     elif weights.pairs and not has_heads_alone:
         found = split_as_made(table, given, *values)
     if found is None:
         found = ((), given[0]) if has_heads_alone else split_grouped_heads(table, batch, other, tokens)
     before, heads = found
+    keys = table.expand_axes(keys)
     width = tuple(axis for axes in table.expand_dims(dims[1 - place]) for axis in axes if axis not in {*keys, *before, *heads})
     return Groups(before, heads, queries, keys, width)
+
+
+def split_projected(
+    table: AxisTable, given: list[Axes], queries: Axes, other: set[int], tensors: list[tuple[Tensor, Dims]]
+) -> tuple[Axes, Axes] | None:
+    """Return which axes are of batch and of heads, by the rows of what a layer has projected to one of some tensors.
+
+    Heads that share values, which have the axes `other`, are the last ones. None if no such layer is known.
+    """
+    for x, dims in tensors:
+        if not {axis for axes in given for axis in axes} <= list_axes(table, dims):
+            continue
+        found = find_row_axes(STATE.frames, table, x, dims)
+        if found is not None:
+            axes = table.expand_axes(tuple(axis for axes in given for axis in axes))
+            own = table.expand_axes(queries) if set(queries) <= list_axes(table, dims) else ()
+            own = own if found.rows <= {*axes} else ()  # of rows with a single query each
+            heads = sorted((*(axis for axis in axes if axis not in found.rows), *own), key=lambda axis: axis not in other)
+            return tuple(axis for axis in axes if axis in found.rows), tuple(heads)
+    return None
 
 
 def split_as_made(table: AxisTable, given: list[Axes], x: Tensor, dims: Dims) -> tuple[Axes, Axes] | None:
@@ -108,7 +139,8 @@ def join_queries_to_heads(table: AxisTable, batch: list[Axes], queries: Axes, ot
 
 def split_batch(table: AxisTable, given: list[Axes], x: Tensor, dims: Dims, tokens: set[int]) -> tuple[Axes, Axes]:
     """Return the axes of batch and of heads among those of a tensor x that are neither tokens nor features."""
-    return split_as_made(table, given, x, dims) or split_heads(table, given, tokens, find_head_counts())
+    found = split_projected(table, given, (), set(), [(x, dims)]) or split_as_made(table, given, x, dims)
+    return found or split_heads(table, given, tokens, find_head_counts())
 
 
 def split_folded_heads(table: AxisTable, given: list[Axes], folded: FoldedHeads) -> tuple[Axes, Axes]:

@@ -21,6 +21,7 @@ from regard.observe.interception.handwritten.ancestor_search import (
 from regard.observe.interception.handwritten.axis_groups import count_tokens, split_batch
 from regard.observe.interception.handwritten.edge_softmax import skip_layouts
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct, Labels
+from regard.observe.interception.handwritten.query_axes import list_axes
 from regard.observe.interception.handwritten.score_form import ScoreForm, StepKind
 from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims
 from regard.observe.interception.provenance import TOKEN, ModuleFrame
@@ -183,11 +184,6 @@ def is_transposed(x: Tensor, x_dims: Dims, y: Tensor, y_dims: Dims, axes: set[in
         return first != second and x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
     except RuntimeError:  # a tensor without storage, as those of torch.func
         return False
-
-
-def list_axes(table: AxisTable, dims: Dims) -> set[int]:
-    """Return all axes of a tensor, where those that were split are their parts."""
-    return {axis for axes in table.expand_dims(dims) for axis in axes}
 
 
 def has_moved_axes(table: AxisTable, form: ScoreForm, dims: Dims) -> bool:

@@ -11,8 +11,8 @@ from regard.mechanism.scores import score_dtype
 from regard.observe.interception.attention_call import CallAdapter, build_plain_call
 from regard.observe.interception.handwritten.axis_groups import Groups, count_tokens, split_batch
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct
-from regard.observe.interception.handwritten.linear_attention import TITLE, ChainRoles, list_axes, select_axes
-from regard.observe.interception.handwritten.query_axes import find_row_axes
+from regard.observe.interception.handwritten.linear_attention import TITLE, ChainRoles, select_axes
+from regard.observe.interception.handwritten.query_axes import find_row_axes, list_axes
 from regard.observe.interception.handwritten.score_form import ScoreForm, ScoreStep, StepKind
 from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims
 from regard.observe.interception.handwritten.traces import Trace

@@ -23,9 +23,9 @@ from regard.observe.interception.handwritten.linear_attention import (
     ChainRoles,
     are_projected_tokens,
     is_attention,
-    list_axes,
     mixes_within_tokens,
 )
+from regard.observe.interception.handwritten.query_axes import list_axes
 from regard.observe.interception.handwritten.score_form import ScoreForm, ScoreStep, StepKind
 from regard.observe.interception.handwritten.tensor_axes import AxisTable, Dims
 from regard.observe.interception.handwritten.traces import ActivatedScores, Trace, TraceKind

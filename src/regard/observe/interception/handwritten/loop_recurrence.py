@@ -17,8 +17,8 @@ from regard.mechanism.scores import score_dtype
 from regard.observe.interception.attention_call import CallAdapter
 from regard.observe.interception.folded_heads import find_folded_rows
 from regard.observe.interception.handwritten.axis_groups import count_tokens, split_folded_heads, split_heads
-from regard.observe.interception.handwritten.linear_attention import list_axes
 from regard.observe.interception.handwritten.loop_check import compare_outputs
+from regard.observe.interception.handwritten.query_axes import list_axes
 from regard.observe.interception.handwritten.state_loop import START, Factor, Read, StateLoop, Write
 from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable
 from regard.observe.interception.handwritten.token_joiner import DIFFERS, TokenJoiner, identify_factor

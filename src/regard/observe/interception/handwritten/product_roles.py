@@ -21,11 +21,11 @@ from regard.observe.interception.handwritten.generated_matrices import multiplie
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct, label_terms
 from regard.observe.interception.handwritten.linear_attention import (
     find_stride,
-    list_axes,
     mixes_within_tokens,
     sums_features,
 )
 from regard.observe.interception.handwritten.linear_scores import is_table
+from regard.observe.interception.handwritten.query_axes import list_axes
 from regard.observe.interception.handwritten.tensor_axes import Dims
 from regard.observe.interception.handwritten.traces import Trace, Traced, TraceKind, Traces
 from regard.observe.interception.handwritten.windows import reads_windows

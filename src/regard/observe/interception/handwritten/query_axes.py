@@ -24,7 +24,7 @@ def share_keys(frames: list[ModuleFrame], table: AxisTable, form: ScoreForm) -> 
     An axis that holds tokens and heads is split. Nothing changes where no layer is known to have projected the queries.
     """
     for q, dims, of_keys in ((form.a, form.a_dims, form.b_dims), (form.b, form.b_dims, form.a_dims)):
-        others, scores = ({axis for axes in table.expand_dims(one) for axis in axes} for one in (of_keys, form.dims))
+        others, scores = list_axes(table, of_keys), list_axes(table, form.dims)
         own = [n for n, axes in enumerate(table.expand_dims(dims)) if axes and {*axes} <= scores - others]
         is_plain = len(own) == 1 and any(q.shape[own[0]] in x.shape for x in frames[-1].input_tensors)
         found = None if is_plain or not own else find_row_axes(frames, table, q, dims)
@@ -60,9 +60,9 @@ def find_row_axes(frames: list[ModuleFrame], table: AxisTable, q: Tensor, dims: 
         if size * total > count and not count % total:
             width = math.prod(q.shape[m] for m in order[place + 1 :]) * min(projection.strides[m] for m in order)
             is_outer = stride == width  # the features of a head are next to those of the other heads
-            axes = cut_rows(table, dims[n], count // total, is_outer)
             size, stride = count // total, stride * (size * total // count if is_outer else 1)
-        if axes is None or (outside and outside != size * stride):
+            axes = cut_rows(table, dims[n], size, is_outer) if outside in (0, size * stride) else None
+        if axes is None or outside not in (0, size * stride):
             return None  # rows that are not next to each other, as those of some tokens
         if total < first:
             found.batch.update(axes)
@@ -90,3 +90,8 @@ def find_source(projection: Projection) -> Tensor | None:
     weights = [x for one, x in tensors if frame.find_contents(one) != TOKEN]
     is_matrix = maker.name == "einsum" or all(x is not None and x.dim() < 3 for x in weights)
     return tokens[0] if len(tokens) == 1 and is_matrix and tokens[0] is not None and tokens[0].dim() > 1 else None
+
+
+def list_axes(table: AxisTable, dims: Dims) -> set[int]:
+    """Return all axes of a tensor, where those that were split are their parts."""
+    return {axis for axes in table.expand_dims(dims) for axis in axes}

@@ -8,7 +8,6 @@ from torch import Tensor
 from regard.observe.interception.handwritten.ancestor_search import has_tokens
 from regard.observe.interception.handwritten.contraction import find_operands
 from regard.observe.interception.handwritten.labelled_product import label_product
-from regard.observe.interception.handwritten.linear_attention import list_axes
 from regard.observe.interception.handwritten.outer_products import (
     count_token_factors,
     label_operands,
@@ -16,6 +15,7 @@ from regard.observe.interception.handwritten.outer_products import (
     multiply_operands,
     read_factor,
 )
+from regard.observe.interception.handwritten.query_axes import list_axes
 from regard.observe.interception.handwritten.state_loop import Decay, Factor, Product, Read, ReadTrace, State, StateLoop, Trace
 from regard.observe.interception.handwritten.state_writes import StateWrites
 from regard.observe.interception.handwritten.tensor_axes import Dims
