@@ -224,6 +224,8 @@ def handle_finding(session: Session, request: Request, alive: Alive) -> Response
 def handle_rollout(session: Session, request: Request, alive: Alive) -> Response:
     """Return a row of the rollout up to a layer, as codes: how much each token counts for a query through all layers before."""
     query, entry = request.query_params, get_entry(session, request)
+    if not entry.images:  # a long text would traverse every head of all layers
+        raise ConfigError("the rollout is shown for recordings with images; regard.rollout computes others.")
     place, q = params.parse_place(query), params.parse_integer(query, "q")
     check_index("q", q, entry.get_shape(place)[2])
     part = entry.get_layers(place).part
