@@ -15,7 +15,7 @@ from regard.mechanism.mask_algebra import Mask, Offset
 from regard.mechanism.request import autocast_tensor, is_autocast_on
 from regard.mechanism.scores import score_dtype
 from regard.observe.interception.handwritten.axis_groups import Groups
-from regard.observe.interception.handwritten.entry_sources import FRACTION, find_sources
+from regard.observe.interception.handwritten.entry_sources import FRACTION, are_places, find_sources
 from regard.observe.interception.handwritten.score_form import DistanceIndex, ScoreForm, StepKind
 from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims
 from regard.observe.interception.handwritten.traces import MovedEntries
@@ -42,24 +42,24 @@ def follow_distances(table: AxisTable, moved: MovedEntries) -> ScoreForm | None:
 
 def find_distances(table: AxisTable, moved: MovedEntries) -> tuple[Dims, DistanceIndex] | None:
     """Return the axes of entries (..., i, j), and which rows of a table the distance of i and j picked; None if it did not."""
-    places = moved.places - FRACTION
-    is_moved = (places >= 0) & (places == places.floor())
-    flat = places.nan_to_num().long()
-    first, matrix, is_known = flat[..., :1, :1], *(x[(0,) * (flat.dim() - 2)] for x in (flat, is_moved))
-    if not is_known[0, 0] or not torch.equal(is_moved, is_known.expand(is_moved.shape)):
-        return None
-    if not torch.equal(flat * is_known, (first + (matrix - matrix[0, 0])) * is_known):
-        return None
-    sources = find_sources(table, moved._replace(places=first.double() + FRACTION))
+    first, matrix = moved.places[..., :1, :1], moved.places[(0,) * (moved.places.dim() - 2)] - FRACTION
+    is_known = are_places(matrix)
+    sources = find_sources(table, moved._replace(places=first)) if is_known[0, 0] else None
     if sources is None or not all(one.is_whole or len(one.elsewhere) == 1 for one in sources[0]):
         return None
-    found = find_rows(table, moved.dims, matrix, is_known, {axis for one in sources[0] for axis in one.axes})
-    if found is None:
+    varying = {axis for one in sources[0] for axis in one.axes}
+    found = find_rows(table, moved.dims, matrix, is_known, varying)
+    if found is None or not are_alike(moved.places, first + (matrix - matrix[0, 0]), is_known):
         return None
     own, along, axes_of_table, rows = found
     other = table.add_axis(matrix.shape[1 - along])
     pair = (own, other) if along == 0 else (other, own)
     return (*(one.axes for one in sources[0][:-2]), *pair), DistanceIndex(own, other, axes_of_table, rows)
+
+
+def are_alike(x: Tensor, y: Tensor, is_known: Tensor) -> bool:
+    """Return whether two tensors have the same numbers wherever they are known."""
+    return torch.equal(x, y) if bool(is_known.all()) else bool(((x == y) | ~is_known).all())
 
 
 def find_rows(
@@ -73,29 +73,38 @@ def find_rows(
     axes = [axis for group in table.expand_dims(dims) for axis in group]
     tokens: list[tuple[int, int]] = []
     axes_of_table: list[int] = []
-    rows, stride, count = torch.zeros_like(matrix), 1, 1
+    rows, outer, count = torch.zeros_like(matrix), matrix, 1
     for axis, size in zip(reversed(axes), reversed(table.get_sizes(tuple(axes))), strict=True):
-        places, stride = matrix // stride % size, stride * size
+        quotient = (outer / size).floor()
+        places, outer = outer - quotient * size, quotient
         if axis in varying:
             continue
-        numbers = [torch.arange(length, device=matrix.device) for length in matrix.shape]
-        counted = numbers[0].unsqueeze(-1), numbers[1]
-        own = [(places == one) & is_known for one in counted]
-        fits = (
-            n for n, one in enumerate(own) if matrix.shape[n] == size and one.select(1 - n, 0).all() and is_by_distance(one)
-        )
-        along = next(fits, None)
+        along, own = find_tokens(places, size, is_known)
         if along is not None and not tokens:
             tokens.append((axis, along))
-            is_known = own[along]
+            is_known = own
             continue
         axes_of_table.insert(0, axis)
         rows, count = rows + places * count, count * size
-    rows = rows.masked_fill(~is_known, -1)
+    rows = rows.masked_fill(~is_known, -1).long()
     if not tokens or not axes_of_table or not is_by_distance(rows):
         return None
     axis, along = tokens[0]
     return (axis,), along, tuple(axes_of_table), read_distances(rows if along == 0 else rows.mT)
+
+
+def find_tokens(places: Tensor, size: int, is_known: Tensor) -> tuple[int | None, Tensor]:
+    """Return the dimension of a matrix along which its numbers count up to a size, and where they do; None if there is none.
+
+    They may differ from it at some distances, but not in the first row or column.
+    """
+    for along in (0, 1):
+        numbers = torch.arange(places.shape[along], dtype=places.dtype, device=places.device)
+        if len(numbers) == size and torch.equal(places.select(1 - along, 0), numbers):
+            own = (places == (numbers.unsqueeze(-1) if along == 0 else numbers)) & is_known
+            if bool(own.select(1 - along, 0).all()) and is_by_distance(own):
+                return along, own
+    return None, is_known
 
 
 def is_by_distance(x: Tensor) -> bool:

@@ -31,10 +31,12 @@ def find_sources(table: AxisTable, moved: MovedEntries) -> tuple[list[DimSource]
 
     None unless each axis of the base varies along one dimension at most.
     """
+    if has_no_lines(moved.places):
+        return None
     axes = tuple(axis for group in table.expand_dims(moved.dims) for axis in group)
     sizes = table.get_sizes(axes)
     places = moved.places - FRACTION
-    is_moved = (places >= 0) & (places == places.floor())
+    is_moved = are_places(places)
     ranks = range(places.dim())
     from_base = [is_moved.any(dim=[m for m in ranks if m != n]) if len(ranks) > 1 else is_moved for n in ranks]
     counts = [int(one.sum()) for one in from_base]
@@ -64,6 +66,21 @@ def find_sources(table: AxisTable, moved: MovedEntries) -> tuple[list[DimSource]
             fixed[axis] = int(start) // stride % size
         stride *= size
     return [build_source(one, int(count), ~keep) for one, count, keep in zip(varying, counts, from_base, strict=True)], fixed
+
+
+def are_places(x: Tensor) -> Tensor:
+    """Return which numbers are places of entries that were moved, and not of entries from elsewhere."""
+    return (x >= 0) & (x == x.floor())
+
+
+def has_no_lines(places: Tensor) -> bool:
+    """Return whether the first matrix of places is one of moved entries alone whose rows are no shifts of each other."""
+    matrix = places[(0,) * max(places.dim() - 2, 0)]
+    if matrix.dim() < 2 or not matrix.numel():
+        return False
+    shifts = matrix[:, :1] - matrix[:1, :1]
+    is_shifted = torch.equal(matrix - matrix[:1], shifts.expand(matrix.shape))
+    return not is_shifted and bool(are_places(matrix - FRACTION).all())
 
 
 def build_source(varying: list[tuple[int, Tensor, int]], count: int, elsewhere: Tensor) -> DimSource:

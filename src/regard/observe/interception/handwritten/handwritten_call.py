@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from regard.map.distance_products import DistanceProducts
 from regard.map.scored_matrix import IDENTITY
 from regard.map.small_maps import weigh_scores
 from regard.mechanism.heads import share
@@ -241,7 +242,11 @@ def build_call(
     if trace.form is not None:
         try:
             call = resolve_form(trace.form, table, groups, kernel, v)
-            difference = compare_rows(call, matrix if divisor is None else matrix / divisor, trace.eps, trace.may_differ_by_row)
+            softmax = matrix if divisor is None else matrix / divisor
+            difference = compare_rows(call, softmax, trace.eps, trace.may_differ_by_row)
+            if difference is not None and isinstance(call.bias, DistanceProducts):
+                call = resolve_form(trace.form.drop_sources(), table, groups, kernel, v)
+                difference = compare_rows(call, softmax, trace.eps, trace.may_differ_by_row)
             if difference is None:
                 with_sinks = add_sinks(call, matrix, trace) if divisor is not None and trace.changes else None
                 return (call, divisor) if with_sinks is None else (with_sinks, None)
