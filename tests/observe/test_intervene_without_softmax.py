@@ -68,6 +68,8 @@ def mix(build=lambda: nn.Conv2d(H, H, 1)):
     return [build]
 
 
+DECAYS = (0.9 ** (torch.arange(T).view(-1, 1) - torch.arange(T))).tril()
+NOT_CAUSAL = ("talking twice", "scores times a table", "scores times their sigmoid")
 FORMS = {  # name: weights of q and k by primitives, how modules are built
     "talking heads": (lambda p, q, k, after: after(p.softmax(p.score(q, k))), mix()),
     "talking heads of a linear": (
@@ -87,6 +89,8 @@ FORMS = {  # name: weights of q and k by primitives, how modules are built
     "nn.ReLU": (lambda p, q, k, act: p.activate(act(p.score(q, k))), [nn.ReLU]),
     "squared relu": (lambda p, q, k: p.activate(p.score(q, k).relu()).square(), []),
     "sigmoid": (lambda p, q, k: p.activate(torch.sigmoid(p.score(q, k) - math.log(T))), []),
+    "scores times a table": (lambda p, q, k: p.activate(p.score(q, k) * DECAYS), []),  # as retention's
+    "scores times their sigmoid": (lambda p, q, k: (s := p.score(q, k)) * p.activate(torch.sigmoid(s)), []),
     "softplus": (lambda p, q, k: p.activate(F.softplus(p.score(q, k))), []),
 }
 
@@ -110,7 +114,7 @@ class Own(nn.Module):
 def build(name):
     torch.manual_seed(5)
     weigh, parts = FORMS[name]
-    model = nn.Sequential(Own(weigh, parts, is_causal=name != "talking twice"), nn.Linear(C, C)).eval()
+    model = nn.Sequential(Own(weigh, parts, is_causal=name not in NOT_CAUSAL), nn.Linear(C, C)).eval()
     return model, torch.randn(B, T, C)
 
 
@@ -310,6 +314,17 @@ def test_division_by_sums_after_the_product_is_said_to_stay_that_of_the_unchange
     expected = plain.unflatten(-1, (H, D)).clone()
     expected[:, :, 1] = 0
     assert_equal(found, expected.flatten(2))
+
+
+def test_what_a_layer_counts_and_draws_in_training_is_as_without_the_change():
+    weigh = lambda p, q, k, norm: F.dropout(norm(p.softmax(p.score(q, k))), 0.5)  # noqa: E731
+    results = []
+    for changes in ((), (CutEdges(keys=1, kind="implicit"),)):
+        torch.manual_seed(5)
+        model, x = nn.Sequential(Own(weigh, [lambda: nn.BatchNorm2d(H)]), nn.Dropout()), torch.randn(B, T, C)
+        result = run_with_warning(model, x, "give other numbers when they run again", *changes) if changes else model(x)
+        results.append((result, *model.buffers()))
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
 
 UNCHANGEABLE = {

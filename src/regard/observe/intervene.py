@@ -26,7 +26,9 @@ from regard.observe.token_positions import locate_tokens
 from regard.observe.weight_changes import change_weights, cut_entries, store_changed_weights
 
 OTHER_KIND = "changes with kind='implicit' are about them"
-KNOWN_LATE = "that it is attention ({}) is known only after the layer has used its output, so it stays unchanged"
+KNOWN_LATE = (
+    "its output ({}) was used before it was known to be that of attention, or is split among ranks, and stays unchanged"
+)
 RECURRENCE = "it is a recurrence ({}), and stays unchanged"
 NO_SCORES = "its weights are stored as they are, and cannot be computed again from scores at another temperature"
 SCALED = (

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.observe.interception.function_roles import Role, infer_role, strip_affixes
 from regard.observe.interception.handwritten.axis_groups import Groups
@@ -45,6 +45,26 @@ class Step:
         """Return the trace of a result."""
         return next((trace for y, trace in zip(self.results, self.traces, strict=True) if y is x), None)
 
+    @property
+    def has_effects(self) -> bool:
+        """Whether it may count what it is given, as a batch norm in training."""
+        if isinstance(self.run, nn.Module):
+            return self.run.training and next(self.run.buffers(), None) is not None
+        return self.name in ("batch_norm", "instance_norm") and any(x is True for x in (*self.args, *self.kwargs.values()))
+
+    def run_again(self, values: dict[int, Any], hider: "KeyHider | None", factor: float) -> list[Tensor]:
+        """Run the function with other values of tensors, by their ids; return its results."""
+        args, kwargs = (substitute(given, values) for given in (self.args, self.kwargs))
+        if is_in_place(self.name):
+            args = (args[0].clone(), *args[1:])
+        if not self.given and factor != 1:
+            if strip_affixes(self.name) != "softmax" or not args:
+                raise UnreadableError(NO_PRODUCT)
+            args = (args[0] * factor, *args[1:])
+        hides = hider is not None and self.is_boundary
+        result = hider.weigh(self, args, kwargs) if hider is not None and hides else self.run(*args, **kwargs)
+        return list_tensors(args[0] if result is None else result)
+
 
 class WeightSteps:
     """The functions of one forward from products of queries with keys to weights, in the order in which they ran."""
@@ -64,7 +84,7 @@ class WeightSteps:
     def add(self, tracker: Traces, run: Callable[..., Any], name: str, args: Any, kwargs: Any, result: Any) -> None:
         """Add a function if it started scores or weights that are followed, or if its arguments depend on these."""
         given = [(x, self.last[id(x)]) for x in find_tensors(args, kwargs) if id(x) in self.last]
-        results = [x for x in ([result] if isinstance(result, Tensor) else list_entries(result)) if isinstance(x, Tensor)]
+        results = list_tensors(result)
         traces = [tracker.find(x) for x in results]
         if not given and not any(one is not None and one.kind is not TraceKind.WEIGHTED for one in traces):
             return
@@ -106,12 +126,15 @@ class WeightSteps:
         steps = [step for step in self.steps if step.starts & starts]
         if not all(has_one_layout(step, table, groups) for step in steps):
             raise UnreadableError(OTHER_KEYS)
-        with torch.no_grad():
-            again = run_steps(steps, weights)
-            tolerance = 64 * torch.finfo(weights.dtype).eps * weights.abs().nan_to_num(0, 0).amax()
-            if not bool(((again - weights).abs() <= tolerance).logical_or(weights.isnan()).all()):
-                raise UnreadableError(DIFFERENT)
-        return run_steps(steps, weights, KeyHider(table, groups, visible), factor)
+        if any(step.has_effects for step in steps):
+            raise UnreadableError(DIFFERENT)
+        with torch.random.fork_rng([weights.device] if weights.is_cuda else []):
+            with torch.no_grad():
+                again = run_steps(steps, weights)
+                tolerance = 64 * torch.finfo(weights.dtype).eps * weights.abs().nan_to_num(0, 0).amax()
+                if not bool(((again - weights).abs() <= tolerance).logical_or(weights.isnan()).all()):
+                    raise UnreadableError(DIFFERENT)
+            return run_steps(steps, weights, KeyHider(table, groups, visible), factor)
 
 
 class KeyHider:
@@ -179,31 +202,35 @@ def has_one_layout(step: Step, table: AxisTable, groups: Groups) -> bool:
 def run_steps(steps: list[Step], weights: Tensor, hider: KeyHider | None = None, factor: float = 1.0) -> Tensor:
     """Run steps again, with their scores multiplied by a factor and some keys hidden; return the weights.
 
-    The products that start scores stay as they are, so that gradients flow through them.
+    The products that start scores stay as they are, so that gradients flow through them. Scores that are weights themselves, as
+    in retention, are 0 for hidden keys.
     """
     values: dict[int, Any] = {}
+    hides: dict[int, bool] = {}  # whether keys are hidden in a result
     for step in steps:
-        if not (step.given or step.is_boundary):
-            if factor != 1 and strip_affixes(step.name) in ADDS:
-                raise UnreadableError(NO_PRODUCT)
-            values |= {id(x): x if factor == 1 else x * factor for x in step.results}
-            continue
-        args, kwargs = (substitute(given, values) for given in (step.args, step.kwargs))
-        if is_in_place(step.name):
-            args = (args[0].clone(), *args[1:])
-        if not step.given and factor != 1:
-            if strip_affixes(step.name) != "softmax" or not args:
-                raise UnreadableError(NO_PRODUCT)
-            args = (args[0] * factor, *args[1:])
-        if hider is not None and step.is_boundary:
-            result: Any = hider.weigh(step, args, kwargs)
+        are_weights = {hides[id(x)] for x, _ in step.given}
+        if len(are_weights) > 1 and infer_role(step.name) is not Role.MULTIPLY:
+            raise UnreadableError(UNKNOWN)
+        hides |= dict.fromkeys(map(id, step.results), step.is_boundary or True in are_weights)
+        if step.given or step.is_boundary:
+            results = step.run_again(values, hider, factor)
+        elif factor != 1 and strip_affixes(step.name) in ADDS:
+            raise UnreadableError(NO_PRODUCT)
         else:
-            result = step.run(*args, **kwargs)
-        result = args[0] if result is None else result
-        results = [x for x in ([result] if isinstance(result, Tensor) else list_entries(result)) if isinstance(x, Tensor)]
+            results = [x if factor == 1 else x * factor for x in step.results]
         values |= {id(x): y for x, y in zip(step.results, results, strict=True)}
     again: Tensor = values[id(weights)]
-    return again
+    trace = steps[-1].find_trace(weights)
+    if hider is None or hides[id(weights)]:
+        return again
+    if trace is None or trace.dims is None:
+        raise UnreadableError(UNKNOWN)
+    return again.masked_fill(hider.arrange(~hider.visible, trace.dims, again.shape), 0)
+
+
+def list_tensors(result: Any) -> list[Tensor]:
+    """Return the tensors of a function's result."""
+    return [x for x in ([result] if isinstance(result, Tensor) else list_entries(result)) if isinstance(x, Tensor)]
 
 
 def substitute(given: Any, values: dict[int, Any]) -> Any:
