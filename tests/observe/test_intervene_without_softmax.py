@@ -91,6 +91,7 @@ FORMS = {  # name: weights of q and k by primitives, how modules are built
     "sigmoid": (lambda p, q, k: p.activate(torch.sigmoid(p.score(q, k) - math.log(T))), []),
     "scores times a table": (lambda p, q, k: p.activate(p.score(q, k) * DECAYS), []),  # as retention's
     "scores times their sigmoid": (lambda p, q, k: (s := p.score(q, k)) * p.activate(torch.sigmoid(s)), []),
+    "Laplace, as in Mega": (lambda p, q, k: p.activate(0.5 * (1 + torch.erf((p.score(q, k) - 0.7) / 0.3))), []),
     "softplus": (lambda p, q, k: p.activate(F.softplus(p.score(q, k))), []),
 }
 
@@ -329,6 +330,10 @@ def test_what_a_layer_counts_and_draws_in_training_is_as_without_the_change():
 
 UNCHANGEABLE = {
     "dropout": (lambda p, q, k: F.dropout(p.score(q, k).relu(), 0.5), "give other numbers when they run again"),
+    "Laplace over its sums": (
+        lambda p, q, k: normalize(0.5 * (1 + torch.erf((p.score(q, k) - 0.7) / 0.3))),
+        "divided by sums of what its activation makes",
+    ),
     "over the queries": (lambda p, q, k: p.score(q, k).softmax(-2), "some are over other keys or queries"),
     "both directions": (lambda p, q, k: (w := p.score(q, k).softmax(-1)) + w.mT, "some are over other keys or queries"),
 }

@@ -24,6 +24,7 @@ ADDS = {"baddbmm", "addbmm", "addmm"}  # products with something added to them
 UNKNOWN = "its weights cannot be computed again from its scores"
 DIFFERENT = f"{UNKNOWN}: the functions between them give other numbers when they run again, as dropout does"
 OTHER_KEYS = f"{UNKNOWN}, of which some are over other keys or queries"
+SUMMED = f"{UNKNOWN}: they are divided by sums of what its activation makes, in which a hidden score is not 0"
 NO_PRODUCT = f"{UNKNOWN} at another temperature: these are not known apart from what is added to them"
 
 
@@ -44,6 +45,12 @@ class Step:
     def find_trace(self, x: Tensor) -> Trace | None:
         """Return the trace of a result."""
         return next((trace for y, trace in zip(self.results, self.traces, strict=True) if y is x), None)
+
+    @property
+    def sums_entries(self) -> bool:
+        """Whether it may sum over keys."""
+        is_smaller = any(x.numel() > y.numel() for x, _ in self.given for y in self.results)
+        return is_smaller or infer_role(self.name) is Role.SUM or "norm" in self.name.lower()
 
     @property
     def has_effects(self) -> bool:
@@ -202,8 +209,8 @@ def has_one_layout(step: Step, table: AxisTable, groups: Groups) -> bool:
 def run_steps(steps: list[Step], weights: Tensor, hider: KeyHider | None = None, factor: float = 1.0) -> Tensor:
     """Run steps again, with their scores multiplied by a factor and some keys hidden; return the weights.
 
-    The products that start scores stay as they are, so that gradients flow through them. Scores that are weights themselves, as
-    in retention, are 0 for hidden keys.
+    The products that start scores stay as they are, so that gradients flow through them. Weights that no softmax has a part in,
+    also scores that are weights themselves, as in retention, are 0 for hidden keys.
     """
     values: dict[int, Any] = {}
     hides: dict[int, bool] = {}  # whether keys are hidden in a result
@@ -220,12 +227,16 @@ def run_steps(steps: list[Step], weights: Tensor, hider: KeyHider | None = None,
             results = [x if factor == 1 else x * factor for x in step.results]
         values |= {id(x): y for x, y in zip(step.results, results, strict=True)}
     again: Tensor = values[id(weights)]
-    trace = steps[-1].find_trace(weights)
-    if hider is None or hides[id(weights)]:
+    has_softmax = any(step.is_boundary and any(one is not None and one.extent for one in step.traces) for step in steps)
+    if hider is None or (has_softmax and hides[id(weights)]):
         return again
+    trace = steps[-1].find_trace(weights)
     if trace is None or trace.dims is None:
         raise UnreadableError(UNKNOWN)
-    return again.masked_fill(hider.arrange(~hider.visible, trace.dims, again.shape), 0)
+    hidden = hider.arrange(~hider.visible, trace.dims, again.shape)
+    if bool(again.detach()[hidden].any()) and any(step.sums_entries for step in steps):
+        raise UnreadableError(SUMMED)
+    return again.masked_fill(hidden, 0)
 
 
 def list_tensors(result: Any) -> list[Tensor]:
