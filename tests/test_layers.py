@@ -38,6 +38,8 @@ HEAVY_IMPORTERS = {  # a heavy dependency, and the only modules that may import 
             "training_curves",
             "image_overlay",
             "sound_figure",
+            "signed_figure",
+            "pooled_axes",
         )
     },
     "safetensors": {"weights", "observe.safetensors_file", "head_atlas.plan"},
