@@ -27,13 +27,13 @@ def change_weights(changed: AttentionCall, adapter: CallAdapter) -> tuple[Tensor
     assert changed.v is not None
     result = adapter.run()
     context = read_context(result)
-    weights, is_changed = compute_weights(changed, adapter, result)
+    weights, is_changed = compute_weights(changed, adapter)
     if not is_changed.any():
         return None
     dtype = torch.promote_types(weights.dtype, changed.v.dtype)
     new = weights.to(dtype) @ share(changed.v.to(dtype), weights.shape[1])
     context = torch.where(is_changed.unsqueeze(-1), new.to(context.dtype), context)
-    return weights, replace(adapter, run=lambda: write(context, result), plain_call=changed, read_weights=lambda _: weights)
+    return weights, replace(adapter, run=lambda: write(context, result), plain_call=changed, weights=weights)
 
 
 def cut_entries(changed: AttentionCall, adapter: CallAdapter) -> CallAdapter:
@@ -67,10 +67,10 @@ def store_changed_weights(call: RecurrenceCall, weights: Tensor, context: Tensor
     return replace(call, read=read, read_softmaxes=list, unchanged=call.unchanged or call)
 
 
-def compute_weights(changed: AttentionCall, adapter: CallAdapter, result: object) -> tuple[Tensor, Tensor]:
+def compute_weights(changed: AttentionCall, adapter: CallAdapter) -> tuple[Tensor, Tensor]:
     """Compute the weights (b, h, q, k) of a changed call, and which rows of which heads (h, q) are not as they were."""
     assert adapter.change_weights is not None
-    assert adapter.read_weights is not None
+    assert adapter.weights is not None
     (b, h, n, _), k = changed.q.shape, changed.k.shape[2]
     device = changed.q.device
     table = changed.mask.block(torch.arange(n, device=device), torch.arange(k, device=device), changed.offset)
@@ -78,9 +78,7 @@ def compute_weights(changed: AttentionCall, adapter: CallAdapter, result: object
         raise UnreadableError(BY_ROW)
     visible, factors = table[0].expand(h, n, k), changed.q[0, :, 0, 0]
     is_changed = ~visible.all(-1) | (factors != 1).unsqueeze(-1)
-    weights = adapter.read_weights(result)
-    assert weights is not None
-    weights, remaining = weights.expand(b, h, n, k), is_changed.any(-1)
+    weights, remaining = adapter.weights.expand(b, h, n, k), is_changed.any(-1)
     for head in range(h):
         if remaining[head]:
             is_alike = remaining & (factors == factors[head]) & (visible == visible[head]).all(-1).all(-1)

@@ -161,7 +161,7 @@ def read_grouped_call(
         context = table.arrange(result, dims, four)
         kernel = f"by hand: {product_call.steps}"
         other = build_unnormalized_call(weights, table, groups, matrix, v, context, kernel, str(error))
-        adapter = CallAdapter(lambda: result, read_context, write_context, lambda _: matrix, change_weights=change)
+        adapter = CallAdapter(lambda: result, read_context, write_context, weights=matrix, change_weights=change)
         adapter.plain_call = build_plain_call(matrix, v, kernel=kernel, can_use_cache=not weights.has_separate_sources)
         if weights.activated is not None or (weights.form is None and not weights.parts):  # may be divided after the values
             with suppress(Exception):  # of an unusual layout, in which a division is not followed
@@ -171,7 +171,7 @@ def read_grouped_call(
 
     adapter = CallAdapter(lambda: result, read_context, write_context, is_reversible=total is None, weights=matrix)
     if call.has_stored_weights:
-        adapter = replace(adapter, read_weights=lambda _: matrix, change_weights=change)
+        adapter.change_weights = change
         adapter.plain_call = build_plain_call(matrix, v, kernel=call.kernel, can_use_cache=call.can_use_cache)
     if total is not None and not call.note:
         with suppress(Exception):  # of an unusual layout, in which the division is not followed
