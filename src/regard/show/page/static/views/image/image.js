@@ -40,8 +40,9 @@ function mount(stage, app) {
   const sheet = app.el("div", { class: "image-sheet" }, canvas);
   const words = app.el("div", { class: "image-words", role: "group", "aria-label": "Tokens that are no patches" });
   const links = app.el("div", { class: "image-links", role: "status", "aria-label": "Strongest links" });
-  stage.append(controls, sheet, app.el("aside", { class: "image-side" }, words, links));
-  const it = { app, stage, controls, canvas, sheet, words, links, grid: null, loaded: null, hovered: null, name: "", of: "", shown: null, selected: null, pointed: null, asking: null };
+  const lacking = app.el("div"); // what is not shown, and why
+  stage.append(controls, sheet, app.el("aside", { class: "image-side" }, words, links, lacking));
+  const it = { app, stage, controls, canvas, sheet, words, links, lacking, grid: null, loaded: null, hovered: null, name: "", of: "", shown: null, selected: null, pointed: null, asking: null };
   const watch = new ResizeObserver(() => paint(it));
   watch.observe(sheet);
   listenToPointer(it);
@@ -64,7 +65,7 @@ async function drawView(it, state) {
   const choice = kinds.length > 1 ? [renderChoice(app, "of", getKind(app, state), kinds.map((kind) => [kind, kind]), KINDS)] : [];
   renderHeadChoice(it.controls, app, state, choice, hasHeads(app, state));
   const reason = explainNoPull(app, state);
-  if (reason) it.controls.append(app.el("p", { class: "image-note note" }, reason));
+  it.lacking.replaceChildren(...(reason ? [app.el("p", { class: "image-note note" }, reason)] : []));
   const first = findImageRow(summary, layer, state);
   const place = findImage(summary, layer, first, number);
   if (place >= summary.images.length) return showUnplaced(it, `Image ${place} ${MISSING}`);

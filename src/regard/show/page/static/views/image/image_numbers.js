@@ -6,7 +6,7 @@ import { findLargest } from "../../drawing/strongest_links.js";
 import { getSelectedHeads, nameSelectedHeads } from "../../frame/selected_word.js";
 
 const LINKS = 6; // strongest links listed
-const NO_PULL = "To see the pull on a number, such as a logit, give the page attribution=recording.attribute(number), which needs the model.";
+const NO_PULL = "To see the pull on a number, such as a logit, pass attribution= to regard.page or regard.serve, which needs the model.";
 
 const getLayer = (app, state) => app.attention().layers[state.layer];
 
