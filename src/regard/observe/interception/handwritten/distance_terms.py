@@ -10,7 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.map.distance_products import DistanceTerm
+from regard.map.computed_bias import ComputedBias
+from regard.map.distance_products import DistanceProducts, DistanceTerm
+from regard.map.relative_bias import compress_bias
 from regard.mechanism.mask_algebra import Mask, Offset
 from regard.mechanism.request import autocast_tensor, is_autocast_on
 from regard.mechanism.scores import score_dtype
@@ -214,3 +216,14 @@ def build_term(form: ScoreForm, table: AxisTable, groups: Groups) -> RelativeTer
     used, index = picked.clamp(min=0).unique(return_inverse=True)
     positions = positions.index_select(2, used).to(score_dtype(positions.dtype))
     return RelativeTerm(DistanceTerm(vectors.clone(), positions, index, is_of_keys), picked < 0)
+
+
+def add_terms(terms: list[RelativeTerm], bias: Tensor | None, shape: tuple[int, int, int, int]) -> Tensor | None:
+    """Return the sum of terms of relative positions and a bias; all of its entries if that has a number for each pair."""
+    if not terms:
+        return bias
+    bias = None if bias is None else compress_bias(bias)
+    own = tuple(one.term for one in terms)
+    if bias is None or isinstance(bias, ComputedBias) or min(bias.shape[2:]) == 1:
+        return DistanceProducts(own, bias).expand(shape)
+    return DistanceProducts(own).to_dense() + bias

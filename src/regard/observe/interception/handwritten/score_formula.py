@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from regard.map.computed_bias import ComputedBias
-from regard.map.distance_products import DistanceProducts, DistanceTerm
-from regard.map.relative_bias import compress_bias, is_relative
+from regard.map.distance_products import DistanceProducts
+from regard.map.relative_bias import is_relative
 from regard.mechanism.mask_algebra import EVERYTHING
 from regard.mechanism.scores import score_dtype
 from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.interception.cached_keys import follows_cached_keys
 from regard.observe.interception.distributed_tensors import take_local
 from regard.observe.interception.handwritten.axis_groups import Groups
-from regard.observe.interception.handwritten.distance_terms import RelativeTerm, read_terms
+from regard.observe.interception.handwritten.distance_terms import RelativeTerm, add_terms, read_terms
 from regard.observe.interception.handwritten.edge_softmax import skip_layouts
 from regard.observe.interception.handwritten.score_form import ScoreForm, ScoreStep, StepKind
 from regard.observe.interception.handwritten.tensor_axes import AxisTable, Dims
@@ -76,7 +76,7 @@ def resolve_form(form: ScoreForm, table: AxisTable, groups: Groups, kernel: str,
     (mask, offset, bias), depends = infer_rule_of_parts(parts, q, k)
     if not all(one.is_hidden(mask, offset) for one in parts.terms):
         return resolve_form(form.drop_sources(), table, groups, kernel, v)
-    bias = add_terms([one.term for one in parts.terms], bias, (b, q.shape[1], q.shape[2], k.shape[2]))
+    bias = add_terms(parts.terms, bias, (b, q.shape[1], q.shape[2], k.shape[2]))
     return AttentionCall(
         kernel=kernel,
         q=q,
@@ -309,16 +309,6 @@ def join_rules(parts: ScoreParts, low: float, q: Tensor, k: Tensor) -> Any:
     if bias is None:
         return (EVERYTHING, 0, None) if mask is None else infer_rule(mask, q, k)
     return infer_rule_with_bias(mask, False, reduce_to_keys(bias.to(score_dtype(bias.dtype))).clone(), q, k)
-
-
-def add_terms(terms: list[DistanceTerm], bias: Tensor | None, shape: tuple[int, int, int, int]) -> Tensor | None:
-    """Return the sum of terms of relative positions and a bias; all of its entries if that has a number for each pair."""
-    if not terms:
-        return bias
-    bias = None if bias is None else compress_bias(bias)
-    if bias is None or isinstance(bias, ComputedBias) or min(bias.shape[2:]) == 1:
-        return DistanceProducts(tuple(terms), bias).expand(shape)
-    return DistanceProducts(tuple(terms)).to_dense() + bias
 
 
 def bound_scores(parts: ScoreParts, q: Tensor, k: Tensor) -> float:
