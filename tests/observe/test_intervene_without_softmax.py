@@ -2,6 +2,7 @@
 
 import math
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -411,3 +412,25 @@ def test_interventions_inside_each_other_add_up():
     outer, inner = (CutEdges(slice(4, 9), key, kind="implicit") for key in (1, 3))
     with intervene(model, outer, Temperature(t=2.0, kind="implicit")), intervene(model, inner):
         assert_equal(model(x), model[1](expected.flatten(2)))
+
+
+def test_nothing_of_a_router_is_kept():
+    class Routed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.router, self.experts = nn.Linear(C, 4), nn.ModuleList(nn.Linear(C, C) for _ in range(4))
+
+        def forward(self, x):
+            weights = self.router(x).softmax(-1)
+            y = torch.stack([expert(x) for expert in self.experts], -1)
+            self.made = weakref.ref(y)
+            return (y * weights.unsqueeze(-2)).sum(-1)
+
+    layer = Routed()
+    gone = nn.Identity()
+    gone.register_forward_hook(lambda *_: gone.alive.append(layer.made() is not None))
+    gone.alive = []
+    model = nn.Sequential(layer, gone)
+    with pytest.warns(UserWarning, match="was not applied"), torch.no_grad(), intervene(model, CutEdges(keys=0)):
+        model(torch.randn(B, T, C))
+    assert gone.alive == [False]

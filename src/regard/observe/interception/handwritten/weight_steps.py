@@ -93,8 +93,8 @@ class WeightSteps:
         given = [(x, self.last[id(x)]) for x in find_tensors(args, kwargs) if id(x) in self.last]
         results = list_tensors(result)
         traces = [tracker.find(x) for x in results]
-        if not given and not any(one is not None and one.kind is not TraceKind.WEIGHTED for one in traces):
-            return
+        if not given and not any(one is not None and one.pairs and one.kind is not TraceKind.WEIGHTED for one in traces):
+            return  # a router's scores, for one, are of no pairs of tokens
         starts = 0
         for _, step in given:
             starts |= step.starts
