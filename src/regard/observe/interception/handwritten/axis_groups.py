@@ -68,7 +68,7 @@ def find_groups(
     tokens = count_tokens(table, queries, keys)
     values = product.operands[1 - place], dims[1 - place]
     found = None
-    if weights.pairs and not has_heads_alone:
+    if weights.pairs and not has_heads_alone and not attends_within_tokens(table, keys, *values):
         tensors = [] if form is None else [(form.a, form.a_dims), (form.b, form.b_dims)]
         projected = [one for one in tensors if not list_axes(table, one[1]).intersection(keys)]  # the queries
         found = split_projected(table, given, queries, other, [*projected, values])
@@ -84,6 +84,12 @@ def find_groups(
     keys = table.expand_axes(keys)
     width = tuple(axis for axes in table.expand_dims(dims[1 - place]) for axis in axes if axis not in {*keys, *before, *heads})
     return Groups(before, heads, queries, keys, width)
+
+
+def attends_within_tokens(table: AxisTable, keys: Axes, v: Tensor, dims: Dims) -> bool:
+    """Return whether keys are features of what a layer has projected: heads of a token attend to each other."""
+    found = find_row_axes(STATE.frames, table, v, dims)
+    return found is not None and found.rows.isdisjoint(table.expand_axes(keys))
 
 
 def split_projected(

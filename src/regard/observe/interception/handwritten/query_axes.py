@@ -58,6 +58,8 @@ def find_row_axes(frames: list[ModuleFrame], table: AxisTable, q: Tensor, dims: 
         axes: Axes | None = table.expand_axes(dims[n])
         size, stride = q.shape[n], projection.strides[n]
         if size * total > count and not count % total:
+            if found.rows - found.batch:
+                return None  # a layer that is split in error, whose code means an axis of tokens and one of heads
             width = math.prod(q.shape[m] for m in order[place + 1 :]) * min(projection.strides[m] for m in order)
             is_outer = stride == width  # the features of a head are next to those of the other heads
             size, stride = count // total, stride * (size * total // count if is_outer else 1)
