@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from examination.subjects import case_of
-from examination.wrong_calls import H, Rotary, turn_halves
+from examination.wrong_calls import C, H, Rotary, turn_halves
 from regard import Causal, Everything, examine
 from regard.examination import bias_reading
 from regard.examination.probes.order import check_case
@@ -177,4 +177,12 @@ def test_a_bias_that_is_linear_on_both_sides_of_a_query_is_named(sign):
     assert finding.evidence == (
         "in the layer the bias of every head is linear in the position of a key, on both sides of a query: "
         f"the {last} key has the largest, whatever the query"
+    )
+
+
+def test_a_bias_that_is_added_before_the_scale_is_named():
+    (finding,) = list_results(Alibi(RIGHT / math.sqrt(C // H)))
+    assert finding.kind == "wrong positions"
+    assert finding.evidence == (
+        "in the layer the slopes of its heads are 0.4082 times those of ALiBi: the bias is added before the scale"
     )

@@ -101,3 +101,14 @@ def test_a_grid_of_positions_has_equal_frequencies_in_both_halves():
 
     torch.manual_seed(0)
     assert not [one for one in check_case(case_of(Grid())) if hasattr(one, "kind")]
+
+
+def test_rotations_that_are_applied_twice_may_be_meant():
+    class Twice(Frequencies):
+        def place(self, q, k):
+            return super().place(*super().place(q, k))
+
+    torch.manual_seed(0)
+    results = list(check_case(case_of(Twice(falling(100)))))
+    assert any("twice those of RoPE" in getattr(one, "what", "") for one in results)
+    assert not [one for one in results if hasattr(one, "kind")]

@@ -124,3 +124,15 @@ def test_a_factor_beside_an_output_of_other_tokens_is_not_read():
 
     torch.manual_seed(0)
     assert not [one for one in examine(Averaged(), expects=Everything()).findings if one.kind == "wrong scale"]
+
+
+@pytest.mark.parametrize("in_model", [False, True])
+def test_contexts_that_are_divided_by_the_number_of_keys_are_named(in_model):
+    class Divided(Rotary):
+        def attend(self, q, k, v):
+            return super().attend(q, k, v) / torch.arange(1, q.shape[2] + 1)[:, None]
+
+    torch.manual_seed(0)
+    (finding, *_) = examine(Blocks(Divided) if in_model else Divided()).findings
+    assert finding.kind == "not normalised"
+    assert finding.evidence.endswith("each context is divided by the number of keys that its query sees")

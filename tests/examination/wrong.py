@@ -293,5 +293,7 @@ CONSTANTS = [
     Wrong(constants.SquaredScores, ("not normalised",), "squares of scores divided by their sum, without exp"),
     Wrong(constants.AbsoluteScores, ("not normalised",), "absolute scores divided by their sum, without exp"),
     Wrong(constants.SoftmaxByLength, ("not normalised",), "a softmax divided by its length"),
+    Wrong(constants.ContextDivided, ("not normalised",), "contexts divided by the number of keys, beside rotary positions"),
+    Wrong(constants.AlibiBeforeScale, ("wrong positions",), "ALiBi added before the division by √d"),
 ]
 WRONG = [*MASKS, *SOFTMAX, *HEADS, *TRAINING, *KERNELS, *POSITIONS, *CALLS, *SOURCES, *DESIGNS, *LENGTHS, *CONSTANTS]

@@ -151,3 +151,20 @@ class SoftmaxByLength(SquaredScores):
     def attend(self, q, k, v):
         hidden = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).triu(1)
         return F.normalize((q @ k.mT / math.sqrt(D)).masked_fill(hidden, -torch.inf).softmax(-1), dim=-1) @ v
+
+
+class ContextDivided(Rotary):
+    """The weighted sum is divided by the number of keys, as if it were a plain sum."""
+
+    def attend(self, q, k, v):
+        return super().attend(q, k, v) / torch.arange(1, q.shape[2] + 1)[:, None]
+
+
+class AlibiBeforeScale(AlibiReversed):
+    """ALiBi in what is divided by √d."""
+
+    def attend(self, q, k, v):
+        t = q.shape[2]
+        back = torch.arange(t)[:, None] - torch.arange(t)
+        scores = (q @ k.mT - self.slopes.to(q.dtype).flip(0)[:, None, None] * back) / math.sqrt(D)
+        return scores.masked_fill(back < 0, -torch.inf).softmax(-1) @ v

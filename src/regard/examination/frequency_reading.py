@@ -28,6 +28,7 @@ REVERSE = "nothing, if the layer is trained so from the start: weights that were
 EXPONENTS = (
     "nothing, if positions are scaled; else angle = position * base ** (-2 i / d), d the columns of a head that are rotated"
 )
+TWICE = "nothing, if the layer is trained so from the start: weights that were trained with RoPE need 1 radian"
 SCALED = re.compile(
     r"rope_(?:scaling|type|parameters)|scaling_factor|ntk|yarn|interpol"
 )  # attributes by which a base is another
@@ -133,6 +134,12 @@ def check_frequencies(calls: Sequence[InnerCall]) -> Unknown | None:
         if reverse is not None:
             grow = "frequencies grow with the pair of columns, from {:.3g} to {:.3g}".format(*reverse)
             return Unknown(f"whether it is intended that {grow}: in {where} they are those of RoPE in reverse order", REVERSE)
+        first = rotary.steps[0].angle().abs()
+        if base is not None and abs(float(first) - 2) < STEADY:
+            sentence = "whether it is intended that the first pair of columns is rotated by 2 radians for each token"
+            return Unknown(
+                f"{sentence}: in {where} all frequencies are twice those of RoPE, as where it is applied twice", TWICE
+            )
         stated = find_stated_base(one.module)
         if base is not None and stated is not None and abs(base / stated[1] - 1) > OFF:
             sentence = f"whether the base of rotary positions is meant to be {format_base(base)}"

@@ -34,6 +34,8 @@ MEANS = {  # what the columns of every head get, where all heads are added up
 }
 VIEW = "View the weight of {} as (heads, keys' width + values' width, latent): the last part of each head makes its values."
 SAME = "Multiply the weights of each head by the values of the same head, and the context by its own columns of {}."
+ONCE = "Leave the division out: a row of weights sums to one, and weights @ v is the mean already."
+DIVIDED = "not normalised"
 JOIN = "Join the heads with a transpose before the view: context.transpose(1, 2).reshape(b, t, heads * d)."
 COLUMNS = "View the weight of {} as (width, heads, values' width): each head has neighboring columns."
 
@@ -98,9 +100,12 @@ def match_output(
         for one in values:
             context = weights @ one.numbers
             for other in columns:
-                factor = find_factor(torch.einsum("bhte,che->btc", context, other.numbers), y)
+                made = torch.einsum("bhte,che->btc", context, other.numbers)
+                factor = find_factor(made, y)
                 if factor is not None:
                     return (one.reading if one.reading.wrong else other.reading)._replace(factor=factor)
+                if not one.reading.wrong and not other.reading.wrong and is_divided_by_counts(weights, made, y):
+                    return OutputReading("each context is divided by the number of keys that its query sees", ONCE, DIVIDED)
             viewed = context.reshape(*y.shape[:2], -1)
             if not one.reading.wrong and len(weights[0]) > 1 and is_near(viewed @ projection.weight.detach().double().mT, y):
                 return OutputReading("heads are joined by a view without a transpose", JOIN, "mixed heads")
@@ -193,6 +198,12 @@ def find_other_head(weights: Tensor, values: Tensor, columns: Tensor, y: Tensor,
         if i is not None and is_near(factors, selected) and is_near(pairs @ selected.flatten(), target):
             return OutputReading(what.format(int(chosen[i]), i, last), SAME.format(last), "mixed heads")
     return None
+
+
+def is_divided_by_counts(weights: Tensor, made: Tensor, y: Tensor) -> bool:
+    """Return whether an output (b, q, c) is `made` with each row divided by its number of keys, which is not that of all."""
+    counts = (weights > 0).any(1).sum(-1, keepdim=True)
+    return bool((counts != counts[:1, :1]).any()) and is_near(made / counts.clamp_min(1), y)
 
 
 def find_factor(one: Tensor, other: Tensor) -> float | None:

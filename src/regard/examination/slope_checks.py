@@ -12,6 +12,7 @@ WHAT = "a bias by distance"
 NEAR = 1e-3  # of a slope
 SHOWN = 6  # slopes
 NEARER = "Subtract more from farther keys: bias = -slope * (i - j) for query i and key j."
+AFTER = "Scale first, and then add the bias: q @ k.transpose(-2, -1) / math.sqrt(d) + bias."
 BOTH_SIDES = "Take the absolute value: bias = -slope * (i - j).abs() for query i and key j."
 SLOPES = (
     "Give head i of h the slope 2 ** (-8 (i + 1) / h), as published weights expect. A layer trained from scratch in its own "
@@ -30,6 +31,9 @@ def find_wrong_slopes(one: InnerCall) -> tuple[str, str] | None:
     if slopes is None or not is_named_alibi(one.module) or is_learned(one.module, slopes):
         return None
     right = list_alibi_slopes(len(slopes))
+    scale = one.call.q.shape[-1] ** -0.5 if one.call.scale is None else one.call.scale
+    if is_near(slopes, right * scale) and abs(scale - 1) > NEAR:
+        return f"the slopes of its heads are {scale:.4g} times those of ALiBi: the bias is added before the scale", AFTER
     if is_near(slopes, right) or not is_near(slopes.sort().values, right.sort().values):
         return None
     does = f"the slopes of its heads are {format_slopes(slopes)}, those of ALiBi in another order: {format_slopes(right)}"
