@@ -151,3 +151,19 @@ def test_values_whose_mean_does_not_depend_on_the_order_are_no_finding():
     for block in model.blocks:
         nn.init.zeros_(block.q_proj.weight)
     assert not regard.examine(model, expects=Everything()).findings
+
+
+class ByIds(Model):
+    """The rows of the table of positions are those of token ids."""
+
+    def forward(self, ids):
+        x = self.token(ids) + self.wpe(ids)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
+
+
+def test_positions_that_are_looked_up_with_token_ids_are_named():
+    (finding,) = regard.examine(ByIds(None, angles=None)).findings
+    assert finding.kind == "wrong positions"
+    assert finding.evidence.endswith("wpe.weight is looked up with token ids, not with their places")

@@ -1,5 +1,6 @@
 """Check that the order of tokens matters in a model that holds positions, by the context of its first attention call."""
 
+import contextlib
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from regard.examination.adapters import SubjectError
 from regard.examination.inner_calls import CallCollector, InnerCall, record_inner_calls
 from regard.examination.normalization_order import NormalizationWatcher
 from regard.examination.report import Finding, Unknown
-from regard.examination.token_model import TokenModel
+from regard.examination.token_model import TokenModel, record_lookups
 from regard.observe import interception
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter
 
@@ -35,7 +36,11 @@ def check_positions(model: TokenModel, calls: Sequence[InnerCall]) -> Iterator[F
         return
     sentence = f"reordering tokens {evidence.format_numbers(list(range(t - 1)))} does not change the context of token {t - 1}"
     used = list_constant_positions(model, held)
-    if used:
+    by_ids = None if used else find_table_of_ids(model, held)
+    if by_ids is not None:
+        where = f"in {calls[0].name or 'the first layer'}: {by_ids} is looked up with token ids, not with their places"
+        yield Finding("wrong positions", f"{sentence} {where}", PLACES, 1.2, "positions")
+    elif used:
         where = f"in {calls[0].name or 'the first layer'}, though {used[0]} is used: it acts the same on all tokens"
         yield Finding("wrong positions", f"{sentence} {where}", PLACES, 1.2, "positions")
     else:
@@ -95,6 +100,18 @@ def list_constant_positions(model: TokenModel, held: Iterable[str]) -> list[str]
         return tables or (frequencies if frequencies and not has_gated_order(model) else [])
     except Exception:  # a user's model may raise anything, or not be copied
         return []
+
+
+def find_table_of_ids(model: TokenModel, held: Iterable[str]) -> str | None:
+    """Return a table of positions that is looked up with the token ids themselves; None if there is none."""
+    for name in held:
+        part = model.module.get_submodule(name.rpartition(".")[0])
+        if isinstance(part, nn.Embedding):
+            with record_lookups(nn.ModuleList([part]), model.ids) as found, contextlib.suppress(SubjectError):
+                model.run()
+            if found:
+                return name
+    return None
 
 
 def has_gated_order(model: TokenModel) -> bool:
