@@ -26,6 +26,7 @@ CONVERSIONS = {"to", "type", "type_as", "float", "double", "half", "bfloat16"}  
 NORMS = {"normalize", "layer_norm", "rms_norm"}
 NORM_LAYERS = (nn.LayerNorm, nn.RMSNorm)
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+ZEROS = {"zeros", "zeros_like", "new_zeros"}
 MAXIMA = {"max", "amax", "logsumexp"}
 EXPANDS = {"expand", "expand_as", "broadcast_to"}
 REPEATS = EXPANDS | {"repeat", "repeat_interleave", "tile"}
@@ -207,8 +208,25 @@ def are_of_edges(frame: ModuleFrame, tokens: list[Sized], rows: int) -> bool:
 
 
 def are_all_tokens(frame: ModuleFrame, tokens: list[Sized]) -> bool:
-    """Return whether all tensors were computed from the module's inputs, and none by weights alone."""
-    return all(frame.find_contents(one) == TOKEN for one, _ in tokens)
+    """Return whether all tensors were computed from the module's inputs, none by weights alone but of a state that is zeros."""
+    others = [one for one, _ in tokens if frame.find_contents(one) != TOKEN]
+    return len(others) < len(tokens) and all(starts_as_zeros(frame, one) for one in others)
+
+
+def starts_as_zeros(frame: ModuleFrame, x: TensorRef) -> bool:
+    """Return whether a layer of the module made a tensor of zeros, as of the state of a decoder before its first step."""
+    is_projected = False
+    for _ in range(MAX_STEPS):
+        makers = [maker for maker in frame.find_makers(x) if not (maker.given and maker.given[0] is x)]  # to() may return x
+        if len(makers) != 1:
+            return False
+        if makers[0].name in ZEROS:
+            return is_projected
+        is_layer = is_end(makers[0]) and not is_projected
+        if not makers[0].given or not (is_layer or strip_affixes(makers[0].name) in VIEWED | COPIES | EXPANDS):
+            return False
+        x, is_projected = makers[0].given[0], is_projected or is_layer
+    return False
 
 
 def is_expanded(frame: ModuleFrame, x: TensorRef, size: int) -> bool:
