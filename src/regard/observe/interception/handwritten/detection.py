@@ -39,7 +39,7 @@ from regard.observe.interception.handwritten.moved_entries import (
 from regard.observe.interception.handwritten.pair_loops import GATES, find_gate, joins_scores_of_pairs, may_join_scores
 from regard.observe.interception.handwritten.product_roles import sums_tokens
 from regard.observe.interception.handwritten.product_tracker import ProductTracker
-from regard.observe.interception.handwritten.score_form import CHOOSES_BY_VALUE, QUOTIENTS
+from regard.observe.interception.handwritten.score_form import CHOOSES_BY_VALUE, COPIES, PRODUCTS, QUOTIENTS
 from regard.observe.interception.handwritten.score_tracker import find_dim
 from regard.observe.interception.handwritten.trace_axes import follow_axes, keep_undropped
 from regard.observe.interception.handwritten.traces import Traced, TraceKind, is_followable, join_roots, list_parts
@@ -48,6 +48,7 @@ from regard.observe.interception.handwritten.windows import weighs_copies
 from regard.observe.interception.provenance import JOINS, LIKE_ANOTHER, ModuleFrame, find_tensors, list_entries, list_objects
 
 STARTS = (Role.SOFTMAX, Role.LOG_SOFTMAX, Role.PRODUCT, Role.DISTANCE, Role.SUM, Role.ONE_HOT)
+COMPLEX = "its weights are made complex numbers before they are multiplied with the values, which is not followed"
 USES = (Role.PRODUCT, Role.MULTIPLY, Role.SUM)  # of weights, which UsedWeights follows
 STRAIGHT = (nn.Dropout, nn.Identity)  # parameterless modules that do not turn scores into weights
 
@@ -138,6 +139,13 @@ class HandwrittenTracker(ProductTracker):
                     self.start_weights(results[0], function)
                 else:
                     self.start_scores(frames, results[0], None)
+            return None
+        if traced and isinstance(result, Tensor) and result.is_complex():
+            x, trace = traced[0]
+            core = strip_affixes(name)
+            is_conversion = core in COPIES | PRODUCTS | {"complex"}
+            if is_conversion and trace.kind is TraceKind.WEIGHTS and trace.pairs and trace.keys is not None:
+                return HandwrittenCall(f"{trace.function} and {core}", trace, x, None, 0, COMPLEX)
             return None
         is_gate = role is Role.NONLINEAR and strip_affixes(name) in GATES
         self.has_exponentials |= is_gate and strip_affixes(name) in EXPONENTIALS
