@@ -24,7 +24,7 @@ def read_log_factor(few: Sequence[InnerCall], many: Sequence[InnerCall]) -> floa
     factors: set[float] = set()
     for one, other in zip(few, many, strict=False):
         t, longer = one.call.q.shape[2], other.call.q.shape[2]
-        if not one.scale or not other.scale or t < 2 or t == longer:
+        if not one.scale or not other.scale or min(t, longer) < 2 or t == longer:
             return None
         factor = one.scale / math.log(t)
         most = one.width**-0.5 / math.log(LEAST_BASE)

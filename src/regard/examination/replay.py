@@ -15,7 +15,7 @@ from regard.examination.inputs import InputShapes
 from regard.examination.localize import hook_parts
 from regard.examination.probe_runner import collect_probe_results
 from regard.examination.probes import heads, roles, scale, weights
-from regard.examination.report import Checked, Finding
+from regard.examination.report import Checked, Finding, Unknown
 from regard.mechanism import Mask
 
 WEIGHTS = 2**21  # numbers of a layer at most: each is read in float64, in many layouts
@@ -24,7 +24,7 @@ READ = (("weights", weights.check_case), ("scale", scale.check_case), ("heads", 
 
 
 class ReplayedLayers(NamedTuple):
-    """What was found and checked in the layers of a model whose outputs a formula gives, and the names of those layers."""
+    """What was found and checked in layers whose outputs a formula gives, and the names of those that leave nothing unknown."""
 
     results: list[Finding | Checked]
     names: set[str]
@@ -44,13 +44,14 @@ def examine_layers(
         case = make_case(given, expects, stated)
         if case is None or not is_identified(case):
             continue
-        replayed.names.update(name for name, part in small.items() if get_kind(part) == get_kind(given.part))
-        for name, look in READ:
-            for one in collect_probe_results(case, name, look):
-                if isinstance(one, Finding):
-                    replayed.results.append(replace(one, evidence=f"{given.name}: {one.evidence}", layer=given.name))
-                elif isinstance(one, Checked):
-                    replayed.results.append(replace(one, what=f"in {given.name} {one.what}"))
+        read = [one for name, look in READ for one in collect_probe_results(case, name, look)]
+        if not any(isinstance(one, Unknown) and one.is_required for one in read):  # as with a single token
+            replayed.names.update(name for name, part in small.items() if get_kind(part) == get_kind(given.part))
+        for one in read:
+            if isinstance(one, Finding):
+                replayed.results.append(replace(one, evidence=f"{given.name}: {one.evidence}", layer=given.name))
+            elif isinstance(one, Checked):
+                replayed.results.append(replace(one, what=f"in {given.name} {one.what}"))
     return replayed
 
 

@@ -273,7 +273,7 @@ def test_what_needs_weights_says_that_there_are_none():
     with record(model) as recording:
         run(model, draw_tokens())
     assert "no layer has a softmax" in str(regard.heads(recording))
-    assert "2 layers attend without a softmax" in recording._repr_html_()
+    assert "No softmax: entries are signed" in recording._repr_html_()
     with pytest.raises(ConfigError, match="do not sum to 1"):
         regard.rollout(recording, kind="implicit")
     with pytest.raises(ConfigError, match=r"it has implicit attention\. Pass kind='implicit'"):
