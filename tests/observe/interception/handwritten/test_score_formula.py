@@ -41,3 +41,4 @@ def test_a_map_of_picked_queries_has_all_keys(is_causal):
     part = ProbabilisticAttention(is_causal)
     recording, _ = record_and_compare(nn.Sequential(part), lambda m: m(torch.randn(B, T, H * D)))
     torch.testing.assert_close(recording.map(0).dense(), part.weights, rtol=0, atol=EQUAL)
+    assert ["an index picked its queries" in note for note in recording.notes] == [True]

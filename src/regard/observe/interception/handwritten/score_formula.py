@@ -33,6 +33,7 @@ ADDED = (
     "it adds a boolean mask to its scores, which raises those of the keys that the mask shows by 1 and hides none: keys that "
     "it was meant to hide have weights in the map as they have in the model"
 )
+PICKED = "an index picked its queries: row i of the map is that of the i-th query that was picked"
 STORED = "what is added to its scores is stored as it is, for each query and key: {:,} bytes"
 
 
@@ -59,7 +60,7 @@ def resolve_form(form: ScoreForm, table: AxisTable, groups: Groups, kernel: str,
     """Return the call of a form, with values if they are given. Raises UnreadableError if AttentionMap cannot express it."""
     q, k, parts = collect_parts(form, table, groups)
     frames, pair = STATE.frames, ((form.a, form.b) if is_query_first(form, table, groups) else (form.b, form.a))
-    sources = has_separate_sources(frames, *pair)
+    sources, is_picked = has_separate_sources(frames, *pair), is_looked_up(frames[-1], pair[0])
     if parts.query_factor is not None:
         q = q * parts.query_factor
     if parts.key_factor is not None:
@@ -89,11 +90,11 @@ def resolve_form(form: ScoreForm, table: AxisTable, groups: Groups, kernel: str,
         softcap=parts.softcap,
         sinks=None if parts.sinks is None else read_sinks(parts.sinks, q.shape[1]),
         has_separate_sources=sources,
-        can_use_cache=not is_looked_up(frames[-1], pair[0]),
+        can_use_cache=not is_picked,
         follows_cache=partial(follows_cached_keys, frames[-1], *pair),
         can_be_packed=False,
         mask_depends_on_scores=depends,
-        note="; ".join(filter(None, (describe_bool_bias(parts), describe_bias(bias)))),
+        note="; ".join(filter(None, (PICKED * (is_picked and q.shape[2] > 1), describe_bool_bias(parts), describe_bias(bias)))),
     )
 
 
