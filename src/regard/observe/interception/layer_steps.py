@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from regard.observe.interception.attention_call import CallAdapter
 from regard.observe.interception.handwritten.traces import Trace, Traces
 from regard.observe.interception.layer_forms import CallForm, FollowedTensor, LayerForm, build_call_form, find_followed
-from regard.observe.interception.provenance import PLAIN, ModuleFrame, is_weight
+from regard.observe.interception.provenance import PLAIN, ModuleFrame, is_part_of_parameter, is_weight
 
 MOST_ENTRIES = 2**22  # of the results that are held until a module ends
 MOST_STEPS = 256
@@ -113,7 +113,7 @@ class LayerSteps:
         if x.layout is not torch.strided or x.is_nested:
             raise UnknownArgumentError
         place = next((n for n, one in enumerate(self.inputs) if one is x), -1)
-        holds = isinstance(x, nn.Parameter), is_weight(self.module, x), place
+        holds = is_part_of_parameter(x), is_weight(self.module, x), place
         self.given.append(self.add_tensor(x))
         return holds, x.shape, x.stride(), x.dtype, x.device
 

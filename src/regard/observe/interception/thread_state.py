@@ -121,7 +121,7 @@ class ThreadState(threading.local):
         self.compiled_frame: tuple[int, Any] | None = None  # torch_compile.py: id of the running frame, its exit stack
         self.compiled_call: Any = None  # torch_compile.py: the CompiledCall that runs
         self.is_cross: bool | None = None  # torch_modules.py: whether the next kernel call is cross attention, if known
-        self.effects = 0  # number of calls dispatched and of reports, which repeated_layers.py compares
+        self.effects = 0  # number of calls, reports and choices by numbers, which repeated_layers.py compares
         self.parent_rows = WeakTensorKeyDictionary()  # beam_rows.py: keys of a decoder: each row's parent in the previous step
 
     @property
@@ -371,6 +371,12 @@ def report_missed(kernel: str, reason: str) -> None:
         name = find_name(watcher)
         if name is not None:
             watcher.report_missed(MissedCall(kernel, name, reason))
+
+
+def choose_by_numbers(choice: bool) -> bool:
+    """Return a choice that depends on the numbers of a tensor, so that it may be another one in a layer of the same steps."""
+    STATE.effects += 1
+    return choice
 
 
 def infer_mask_rule(mask: Tensor, q: Tensor, k: Tensor) -> InferredRule:

@@ -265,3 +265,38 @@ def test_the_tensors_of_a_repeated_layer_are_freed_when_it_ends():
     assert repeated == 2
     assert all(freed)
     assert freed
+
+
+class Given(nn.Module):
+    """Attention whose weights, scores or values involve a tensor that the layer holds."""
+
+    def __init__(self, way: str, held: Tensor) -> None:
+        super().__init__()
+        self.qk, self.way, self.held = nn.Linear(C, 2 * C), way, held
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = self.qk(x).chunk(2, -1)
+        if self.way == "values":
+            return (q @ k.mT).softmax(-1) @ self.held
+        if self.way == "clamp":
+            return (q @ k.mT - self.held).clamp(max=50).softmax(-1) @ x
+        weights = (q @ k.mT).softmax(-1)
+        return weights @ x + weights @ self.held if self.way == "twice" else (weights * self.held) @ x
+
+
+def change_entry(x: Tensor, amount: float) -> Tensor:
+    return x.index_put((torch.tensor(3), torch.tensor(4)), x.new_tensor(amount))
+
+
+HELD = {
+    "values": (torch.randn(33, C).double(), nn.Parameter(torch.randn(2, 33, C).double())[0]),
+    "clamp": (torch.zeros(33, 33).double(), change_entry(torch.zeros(33, 33).double(), -99.0)),
+    "product": (torch.ones(33, 33).double(), change_entry(torch.ones(33, 33).double(), 0.0)),
+    "twice": (torch.ones(33, C).double(), torch.randn(33, C).double()),
+}
+
+
+@pytest.mark.parametrize("way", HELD)
+def test_what_depends_on_the_numbers_of_a_layer_is_not_taken_from_another_one(way):
+    first, other = HELD[way]
+    record_both(Stack([Given(way, held) for held in (first, first, other, first)]), torch.randn(2, 33, C) / 4)

@@ -10,6 +10,7 @@ from regard.observe.interception.handwritten.contraction import is_shared
 from regard.observe.interception.handwritten.edge_softmax import is_layout
 from regard.observe.interception.handwritten.traces import Trace
 from regard.observe.interception.provenance import TOKEN, ModuleFrame
+from regard.observe.interception.thread_state import choose_by_numbers
 
 BY_ENTRY = (Role.NONLINEAR, Role.POWER, Role.MULTIPLY, Role.ADD)
 NEGATES = ("neg", "__neg__", "neg_")
@@ -49,4 +50,4 @@ def gates_entries(frame: ModuleFrame, trace: Trace, weights: Tensor, x: Tensor) 
     if frame.find_contents(weakref.ref(x)) < TOKEN or count_before_repeats(frame, weakref.ref(x), x.numel()) < x.numel():
         return False
     has_same = trace.is_by_channel or not find_ancestors([frame], x).isdisjoint(find_ancestors([frame], weights))
-    return has_same and not bool(((x == 0) | (x == 1)).all())
+    return has_same and choose_by_numbers(not bool(((x == 0) | (x == 1)).all()))

@@ -11,6 +11,7 @@ from regard.observe.interception.handwritten.memory_order import find_strides_be
 from regard.observe.interception.handwritten.score_form import COPIES
 from regard.observe.interception.lookups import MASKS
 from regard.observe.interception.provenance import GATHERS, JOINS, LEARNED, TOKEN, ModuleFrame, Operation, TensorOrRef
+from regard.observe.interception.thread_state import choose_by_numbers
 
 MAX_STEPS = 12  # operations to search back for a pair
 MAX_VISITED = 10_000  # tensors to visit
@@ -465,7 +466,7 @@ def count_rows(x: Tensor | None, size: int, width: int) -> int:
 
 def has_features(x: Tensor) -> bool:
     """Return whether all numbers are at least 0, and some are neither 0 nor 1."""
-    return x.is_floating_point() and bool((x >= 0).all()) and not bool(((x == 0) | (x == 1)).all())
+    return x.is_floating_point() and choose_by_numbers(bool((x >= 0).all()) and not bool(((x == 0) | (x == 1)).all()))
 
 
 def has_tokens(frame: ModuleFrame, x: Tensor) -> bool:

@@ -10,6 +10,7 @@ from regard.observe.interception.handwritten.score_form import BOUNDS, COPIES, P
 from regard.observe.interception.handwritten.score_formula import FILLED
 from regard.observe.interception.handwritten.traces import Trace
 from regard.observe.interception.provenance import is_distributed
+from regard.observe.interception.thread_state import choose_by_numbers
 
 
 def may_edit_weights(name: str, args: Any, trace: Trace, x: Tensor, y: Tensor) -> bool:
@@ -24,7 +25,7 @@ def may_edit_weights(name: str, args: Any, trace: Trace, x: Tensor, y: Tensor) -
     if not can_compare(x, y):
         return True
     offset = x.shape[-1] - x.shape[-2] if x.dim() > 1 else -1  # of a causal mask, which changes no single row
-    return not (torch.equal(x, y) or (offset >= 0 and torch.equal(x.tril(offset), y)))
+    return choose_by_numbers(not (torch.equal(x, y) or (offset >= 0 and torch.equal(x.tril(offset), y))))
 
 
 def can_compare(x: Tensor, y: Tensor) -> bool:
@@ -35,7 +36,7 @@ def can_compare(x: Tensor, y: Tensor) -> bool:
 def may_edit_scores(name: str, args: Any, kwargs: Any, x: Tensor, y: Tensor) -> bool:
     """Return whether a function of scores x that their formula leaves out may have changed some that are not hidden."""
     core = strip_affixes(name)
-    if core not in BOUNDS or (can_compare(x, y) and torch.equal(x, y)):
+    if core not in BOUNDS or (can_compare(x, y) and choose_by_numbers(torch.equal(x, y))):
         return False
     has_upper = core in ("clamp_max", "nan_to_num") or len(args) > 2 or kwargs.get("max") is not None
     lower = args[1] if len(args) > 1 else kwargs.get("min", kwargs.get("other"))

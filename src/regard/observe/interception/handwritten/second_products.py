@@ -14,7 +14,7 @@ from regard.observe.interception.handwritten.contraction import find_operands
 from regard.observe.interception.handwritten.score_form import MOVERS
 from regard.observe.interception.handwritten.traces import TraceKind, Traces
 from regard.observe.interception.provenance import ModuleFrame, find_tensors
-from regard.observe.interception.thread_state import STATE
+from regard.observe.interception.thread_state import STATE, choose_by_numbers
 
 MULTIPLIED = "its weights are multiplied with other values too ({}), which are neither recorded nor changed by an intervention"
 Owners = list[tuple[Any, str]]  # watchers and their names for the module of a call
@@ -119,4 +119,4 @@ def keeps_entries(role: Role | None, name: str, x: Tensor, y: Tensor) -> bool:
 
 def is_constant(x: Tensor) -> bool:
     """Return whether all entries of a tensor are the same, so that a product with it is a sum."""
-    return not x.numel() or bool((x.detach() == x.detach().flatten()[0]).all())
+    return not x.numel() or choose_by_numbers(bool((x.detach() == x.detach().flatten()[0]).all()))
