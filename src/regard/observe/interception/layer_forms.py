@@ -72,6 +72,7 @@ class CallForm(NamedTuple):
     result: int
     masks: tuple[tuple[View, Tensor], ...]  # the operands of its scores' steps, with their bits
     given: tuple[int, int] | None  # what was multiplied, where the modules around show whether it is cross attention
+    roots: int
     eps: float
     compares_all: bool  # whether every row of the weights is compared, not a sample
 
@@ -159,7 +160,7 @@ def build_call_form(
     masks = zip((view for view in form.steps if view is not None), (x.detach().clone() for x in operands), strict=True)
     empty = call.q.new_empty(0)
     call = replace(call, q=empty, k=empty, v=empty, follows_cache=partial(bool, call.follows_cache()))
-    return CallForm(call, known, number, tuple(masks), given, trace.eps, trace.may_differ_by_row)
+    return CallForm(call, known, number, tuple(masks), given, trace.roots, trace.eps, trace.may_differ_by_row)
 
 
 def find_followed(number: int, is_used: bool, trace: Trace, tensors: Sequence[Tensor | None]) -> FollowedTensor | None:

@@ -31,6 +31,11 @@ class UnknownArgumentError(Exception):
     """An argument is of a type that is not compared."""
 
 
+def runs_transformed() -> bool:
+    """Return whether functions run in autocast or in a transform such as vmap, which a step that is followed later does not."""
+    return torch._C._is_any_autocast_enabled() or torch._C._functorch.peek_interpreter_stack() is not None
+
+
 class LayerSteps:
     """What ran in a module so far, with its tensors by number, in the order in which the steps name them.
 
@@ -58,7 +63,7 @@ class LayerSteps:
         Steps that were deferred are followed if it differs from that of each earlier layer.
         """
         if self.is_deferred:
-            self.deferred.append(step)
+            self.deferred.append(step._replace(args=tuple(x.copy() if type(x) is list else x for x in step.args)))
         try:
             description = self.describe_step(step)
         except Exception:  # of unusual tensors too, which must not stop the model
@@ -69,13 +74,14 @@ class LayerSteps:
         self.description.append(description)
         if self.is_deferred and not self.forms:
             self.follow()
-        return self.size <= MOST_ENTRIES and len(self.description) <= MOST_STEPS
+        return self.size <= MOST_ENTRIES and len(self.description) <= MOST_STEPS and not runs_transformed()
 
     def follow(self) -> None:
         """Follow what was deferred, in order."""
         steps, self.deferred, self.is_deferred = self.deferred, [], False
-        for step in steps:
-            self.follow_step(step)
+        with torch._C.DisableTorchFunction():
+            for step in steps:
+                self.follow_step(step)
 
     def describe_step(self, step: LayerStep) -> Hashable:
         """Return what a step is, with tensors by their numbers. Raises UnknownArgumentError for other types of arguments."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from regard.observe.interception.head_counts import find_head_counts
 from regard.observe.interception.layer_forms import LayerForm
-from regard.observe.interception.layer_steps import LayerSteps
+from regard.observe.interception.layer_steps import LayerSteps, runs_transformed
 from regard.observe.interception.plain_tensors import disable_modes
 from regard.observe.interception.provenance import ModuleFrame, has_separate_sources
 from regard.observe.interception.thread_state import STATE, list_owners
@@ -45,7 +45,7 @@ class RepeatedLayers:
         is_tracked = torch.is_grad_enabled()
         if any(one.can_change_calls or (one.needs_graph and is_tracked) for one in STATE.watchers):
             return None
-        if torch._C._is_any_autocast_enabled() or torch._C._functorch.peek_interpreter_stack() is not None:
+        if frame.module._forward_hooks or runs_transformed():  # hooks may read the recording
             return None
         with suppress(Exception), torch._C.DisableTorchFunction():  # of arguments that are no plain tensors
             key = describe_frames(STATE.frames)
@@ -63,8 +63,7 @@ class RepeatedLayers:
             if self.dispatch_repeated(layer):
                 frame.layer = None
                 return True
-        with torch._C.DisableTorchFunction():
-            layer.follow()
+        layer.follow()
         return False
 
     def dispatch_repeated(self, layer: LayerSteps) -> bool:
@@ -101,10 +100,12 @@ class RepeatedLayers:
         outlive = [(one, x) for one in form.followed if (x := layer.tensors[one.number]()) is not None]
         if outlive:
             tracker, tables = self.mode.tracker, (self.mode.tracker, self.mode.tracker.used)
-            tracker.count += 1
+            shift = tracker.count
+            tracker.count += max(one.trace.roots.bit_length() for one, _ in outlive)
             for one, x in outlive:
-                tables[one.is_used].put(x, one.build_trace(1 << tracker.count, others))
-            tracker.used.add_call(1 << tracker.count, list_owners(), STATE.frames)
+                tables[one.is_used].put(x, one.build_trace(one.trace.roots << shift, others))
+            if form.call is not None:
+                tracker.used.add_call(form.call.roots << shift, list_owners(), STATE.frames)
 
     def learn(self, frame: ModuleFrame, layer: LayerSteps) -> None:
         """Keep what was found in a module that ends, for others that run the same functions."""

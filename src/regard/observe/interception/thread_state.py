@@ -212,6 +212,7 @@ def pop_frame(frame: ModuleFrame) -> None:
             STATE.mode.undivided.clear()
             STATE.mode.loops.clear()
             STATE.mode.positions.clear()
+            STATE.mode.layers.clear()
             STATE.mode.tracker.linear.clear()
             STATE.mode.weight_steps.restart(is_active=False)
         if not STATE.keeps_mode:

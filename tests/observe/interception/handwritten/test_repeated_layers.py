@@ -1,13 +1,15 @@
 """Layers that repeat an earlier one are recorded as they are where each layer is followed."""
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from default_dtype import use_default_dtype
 from observe.interception.handwritten.handwritten_attention import C, H, Own
@@ -300,3 +302,157 @@ HELD = {
 def test_what_depends_on_the_numbers_of_a_layer_is_not_taken_from_another_one(way):
     first, other = HELD[way]
     record_both(Stack([Given(way, held) for held in (first, first, other, first)]), torch.randn(2, 33, C) / 4)
+
+
+class Calls(nn.Module):
+    """Attention, after which the layer calls a function with the number of the layer."""
+
+    def __init__(self, number: int, call: Callable[[int], object] = int) -> None:
+        super().__init__()
+        self.qkv, self.number, self.call = nn.Linear(C, 3 * C), number, call
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        y = (q @ k.mT).softmax(-1) @ v
+        self.call(self.number)
+        return y * 2.0
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_what_ran_in_a_layer_before_its_recording_ends_is_recorded(place):
+    with ExitStack() as stack:
+        model = Stack([Calls(n, lambda n: stack.close() if n == place else None) for n in range(3)])
+        recording = stack.enter_context(record(model))
+        model(torch.randn(1, 5, C))
+    assert [call.name for call in recording.calls] == [f"layers.{n}" for n in range(place + 1)]
+
+
+def test_what_ran_in_a_layer_before_a_recording_starts_is_not_recorded():
+    later = []
+    with ExitStack() as stack:
+        model = Stack(
+            [Calls(n, lambda n: later.append(stack.enter_context(record(model))) if n == 2 else None) for n in range(4)]
+        )
+        with record(model) as recording:
+            model(torch.randn(1, 5, C))
+    assert len(recording.calls) == 4
+    assert [call.name for call in later[0].calls] == ["layers.3"]
+
+
+def test_forward_hooks_read_the_calls_of_their_layers():
+    model, seen = Stack([Calls(n) for n in range(4)]), []
+    with record(model) as recording:
+        for layer in model.layers:
+            layer.register_forward_hook(lambda *_: seen.append(len(recording.calls)))
+        model(torch.randn(1, 5, C))
+    assert seen == [1, 2, 3, 4]
+
+
+class Transformed(nn.Module):
+    """Attention of which a part runs in autocast or in vmap."""
+
+    def __init__(self, way: str, factor: float) -> None:
+        super().__init__()
+        self.qkv, self.way, self.factor = nn.Linear(C, 3 * C), way, factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        if self.way == "vmap":
+            v = torch.vmap(lambda one: one * 2 + one.sum(-1, keepdim=True))(v)
+            return (q @ k.mT).softmax(-1) @ v * self.factor
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return (q.float() @ k.float().mT).softmax(-1) @ v.float() * self.factor
+
+
+@pytest.mark.parametrize("way", ["vmap", "autocast"])
+def test_layers_with_a_transform_inside_are_followed(way):
+    record_both(Stack([Transformed(way, factor) for factor in (1.0, 1.0, 2.0, 1.0)]), torch.randn(2, 9, C))
+
+
+class TwoWeights(nn.Module):
+    """Attention that returns its weights, and others that it does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(C, 3 * C)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        weights, others = (q @ k.mT).softmax(-1), (k @ q.mT * 2).softmax(-1)
+        return weights @ v, weights, others
+
+
+class UsesBoth(nn.Module):
+    """A layer that multiplies both weights of a part with values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part, self.v = TwoWeights(), nn.Linear(C, C)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, weights, others = self.part(x)
+        v = self.v(x)
+        return y + others @ v + weights @ v
+
+
+def test_several_weights_that_a_repeated_layer_returns_are_used_each_for_itself():
+    _, repeated = record_both(Stack([UsesBoth() for _ in range(4)]), torch.randn(2, 9, C))
+    assert repeated == 3
+
+
+def test_no_tensor_of_a_layer_is_kept_after_the_forward():
+    class Kept(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qk = nn.Linear(C, 2 * C)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            q, k = (y.clone() for y in self.qk(x).chunk(2, -1))
+            made.extend(map(weakref.ref, (q, k)))
+            weights = (q @ k.mT).softmax(-1)
+            return weights @ x, weights
+
+    made, model = [], Stack([Kept() for _ in range(3)])
+    with torch.no_grad(), record(model, keep="bfloat16"):
+        model(torch.randn(1, 5, C))
+        assert made
+        assert not any(one() is not None for one in made)
+
+
+def test_modes_of_the_user_see_the_functions_of_the_model_alone():
+    class Counting(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    class Written(Calls):
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x)
+            return y.add_(1) if self.number == 2 else y
+
+    model, x = Stack([Written(n) for n in range(3)]), torch.randn(1, 5, C)
+    counts = []
+    for most in (0, 256):
+        seen: list[object] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(layer_steps, "MOST_STEPS", most)
+            with Counting(), record(model):
+                model(x)
+                counts.append(len(seen))
+    assert counts[0] == counts[1]
+
+
+def test_a_list_that_a_layer_changes_after_a_function_is_followed_as_it_was():
+    class Joined(nn.Module):
+        def __init__(self, factor: float) -> None:
+            super().__init__()
+            self.q, self.kv, self.factor, self.memory = nn.Linear(C, C), nn.Linear(C, 2 * C), factor, torch.randn(2, 4, C)
+
+        def forward(self, x: Tensor) -> Tensor:
+            parts = [self.memory * 1.0, self.memory * 2.0]
+            k, v = self.kv(torch.cat(parts, 1)).chunk(2, -1)
+            parts.clear()
+            return (self.q(x) @ k.mT).softmax(-1) @ v * self.factor
+
+    recording, _ = record_both(Stack([Joined(factor) for factor in (1.0, 1.0, 2.0, 1.0)]), torch.randn(2, 9, C))
+    assert {call.kind for call in recording.calls} == {"cross"}
