@@ -90,7 +90,7 @@ class AttentionFunctionMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         wrapper, name, kernel, role = classify_function(func)
-        if not may_be_held(func) or "out" in kwargs:
+        if not may_be_held(func) or (kwargs and ("out" in kwargs or kwargs.get("inplace"))):
             for frame in STATE.frames[-1:]:
                 frame.release_steps()
         result = wrapper(func, *args, **kwargs) if wrapper is not None and STATE.is_active else func(*args, **kwargs)

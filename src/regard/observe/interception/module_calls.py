@@ -69,7 +69,8 @@ def may_move_pixels(module: nn.Module) -> bool:
 
 def keeps_input(module: nn.Module) -> bool:
     """Return whether a module that cannot attend is one of torch that does not write into its input."""
-    return type(module).__module__.startswith("torch.nn.modules.") and not getattr(module, "inplace", False)
+    is_known = type(module).__module__.startswith("torch.nn.modules.") and not module._modules
+    return is_known and not getattr(module, "inplace", False)
 
 
 def call_skippable(call: Callable[..., Any], module: nn.Module, x: Any) -> Any:

@@ -69,14 +69,14 @@ class RepeatedLayers:
     def dispatch_repeated(self, layer: LayerSteps) -> bool:
         """Dispatch the call of a module that ends, if what ran in it is what ran in an earlier one; return whether it is."""
         layer.is_deferred = False  # what reads the calls of its module finds none of its steps
-        form = self.find_repeated_form(layer)
+        form = self.dispatch_by_form(layer)
         if form is None:
             return False
         self.follow_further(layer, form)
         return True
 
-    def find_repeated_form(self, layer: LayerSteps) -> LayerForm | None:
-        """Dispatch the call of a module by the form of an earlier one in which the same ran, and return that; None without."""
+    def dispatch_by_form(self, layer: LayerSteps) -> LayerForm | None:
+        """Return the form of an earlier layer by which the call of a module was dispatched; None if what ran in it differs."""
         tensors = [x for x in layer.list_tensors() if x is not None]
         if len(tensors) < len(layer.tensors) or self.has_open_state():
             return None

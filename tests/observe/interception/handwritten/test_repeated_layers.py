@@ -245,6 +245,28 @@ def test_modules_that_are_given_queries_and_keys_are_repeated_by_what_is_around_
     assert bool(recording.notes) == (way == "twice")
 
 
+class Rectified(nn.Module):
+    """Attention whose scores a function or a module makes positive in place, in one row after the product was taken."""
+
+    def __init__(self, rectify) -> None:
+        super().__init__()
+        self.qkv, self.rectify = nn.Linear(C, 3 * C), rectify
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        scores = q @ k.mT
+        self.rectify(scores[:, 3:4])
+        return scores.softmax(-1) @ v
+
+
+@pytest.mark.parametrize(
+    "rectify", [lambda x: nn.functional.relu(x, inplace=True), nn.ReLU(inplace=True), nn.Sequential(nn.ReLU(inplace=True))]
+)
+def test_scores_that_are_written_into_are_followed(rectify):
+    _, repeated = record_both(Stack([Rectified(rectify) for _ in range(3)]), torch.randn(1, 33, C))
+    assert repeated == 0
+
+
 def test_what_ran_before_an_error_is_recorded():
     model = Stack([Layer(), Layer(), Layer("error")])
     with record(model) as recording, pytest.raises(ValueError, match="this layer fails"):
