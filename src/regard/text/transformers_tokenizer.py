@@ -18,7 +18,10 @@ class TransformersTokenizer:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         vocabulary = tokenizer.get_vocab()
-        self.added = frozenset(getattr(tokenizer, "get_added_vocab", dict)())  # their letters stand for themselves
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        pieces = {} if backend is None else backend.get_vocab(with_added_tokens=False)
+        added = getattr(tokenizer, "get_added_vocab", dict)()  # pieces among them too, if they are special
+        self.added = frozenset(piece for piece in added if piece not in pieces)  # their letters stand for themselves
         self.is_of_bytes = map_bytes_to_letters()[ord(" ")] in vocabulary
         inner = next((piece for piece in vocabulary if piece.startswith("##") and piece.strip("#")), None)
         # a tokenizer without such a piece, as ByT5's, may be unable to write one
