@@ -20,7 +20,8 @@ class TransformersTokenizer:
         vocabulary = tokenizer.get_vocab()
         backend = getattr(tokenizer, "backend_tokenizer", None)
         pieces: dict[str, int] = {} if backend is None else backend.get_vocab(with_added_tokens=False)
-        added = getattr(tokenizer, "get_added_vocab", dict)()  # pieces among them too, if they are special
+        read_added = getattr(tokenizer, "get_added_vocab", None)
+        added = () if read_added is None else read_added()  # pieces among them too, if they are special
         self.added = frozenset(piece for piece in added if piece not in pieces)  # their letters stand for themselves
         self.is_of_bytes = map_bytes_to_letters()[ord(" ")] in vocabulary
         inner = next((piece for piece in vocabulary if piece.startswith("##") and piece.strip("#")), None)
