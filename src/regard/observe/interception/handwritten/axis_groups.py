@@ -125,10 +125,8 @@ def split_as_made(table: AxisTable, given: list[Axes], x: Tensor, dims: Dims) ->
 def join_queries_to_heads(table: AxisTable, batch: list[Axes], queries: Axes, other: set[int]) -> tuple[Axes, Axes] | None:
     """Return the axes of batch and of heads where `queries` are heads, which share keys that each token has for itself.
 
-    Keys have the axes `other`.
-
-    So it is where they make a number of heads that a module states, alone or with one axis behind the first, and nothing else
-    does. None for any other queries.
+    Keys have the axes `other`. None unless queries make a number of heads that a module states, alone or with one axis behind
+    the first, and nothing else does.
     """
     head_counts, count = find_head_counts(), math.prod(table.get_sizes(queries))
     sizes = [math.prod(table.get_sizes(axes)) for axes in batch]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.observe.interception.function_roles import Role, strip_affixes
+from regard.observe.interception.handwritten.ancestor_search import ZEROS
 from regard.observe.interception.handwritten.outer_products import OUTER, can_view, expand_value, is_outer_product
 from regard.observe.interception.handwritten.score_form import COPIES, PERMUTES, VIEWS, follow_dims, is_view_index
 from regard.observe.interception.handwritten.state_loop import LeftState, Product, ReadTrace, State, StateLoop, Trace
@@ -23,7 +24,6 @@ from regard.observe.interception.handwritten.undivided_contexts import PARTS
 from regard.observe.interception.lookups import JOINS_PARTS
 from regard.observe.interception.provenance import ModuleFrame, find_tensors, has_own_data, list_objects
 
-ZEROS = {"zeros", "zeros_like", "new_zeros"}
 LAYOUTS = VIEWS | PERMUTES | COPIES | PARTS | {"expand", "expand_as", "broadcast_to"}
 RESHAPES = VIEWS - {"squeeze", "unsqueeze"}
 
