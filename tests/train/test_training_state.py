@@ -140,7 +140,8 @@ def test_the_room_is_there_by_its_own_name():
 def test_the_vocabulary_is_that_of_the_corpus(folder, tmp_path):
     config = begin(settings(folder, tmp_path)).config
     assert config.model.vocabulary == len(set(small_runs.TEXT))
-    assert begin(settings(folder, tmp_path / "more", vocabulary="9")).config.vocabulary == "9"
+    with pytest.raises(ConfigError, match="vocabulary is 9, but the corpus .* was prepared with Letters"):
+        begin(settings(folder, tmp_path / "more", vocabulary="9"))
 
 
 KNOWN = {"step": 3, "rate": 0.0, "gradient_norm": 1.5, "tokens": 33, "seconds": 0.25, "batch": 0}
