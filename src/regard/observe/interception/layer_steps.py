@@ -1,7 +1,7 @@
 """What runs in a module, held until it ends, as a description that shows whether it is what ran in another one."""
 
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ MOST_ENTRIES = 2**22  # of the results that are held until a module ends
 MOST_STEPS = 256
 NUMBERS = (int, float, bool, complex)
 NAMES = (str, type(None), type(Ellipsis), torch.dtype, torch.device, torch.memory_format, torch.layout)
+PLAIN_VALUES = frozenset((*NUMBERS, *NAMES))
 
 
 class LayerStep(NamedTuple):
@@ -63,7 +64,9 @@ class LayerSteps:
         Steps that were deferred are followed if it differs from that of each earlier layer.
         """
         if self.is_deferred:
-            self.deferred.append(step._replace(args=tuple(x.copy() if type(x) is list else x for x in step.args)))
+            has_list = list in map(type, step.args)
+            copied = step._replace(args=tuple(x.copy() if type(x) is list else x for x in step.args)) if has_list else step
+            self.deferred.append(copied)
         try:
             description = self.describe_step(step)
         except Exception:  # of unusual tensors too, which must not stop the model
@@ -87,31 +90,38 @@ class LayerSteps:
         """Return what a step is, with tensors by their numbers. Raises UnknownArgumentError for other types of arguments."""
         run, args, kwargs, result = step
         if isinstance(run, nn.Module):
-            run = type(run), run.training, getattr(run, "p", None)
-        given = tuple(map(self.describe, args)), self.describe(kwargs) if kwargs else None
+            run = type(run), run.training, vars(run).get("p")
         return (
             run,
-            given,
+            self.describe_values(args),
+            (*kwargs, self.describe_values(kwargs.values())) if kwargs else None,
             self.describe_result(result) if isinstance(result, Tensor) else tuple(map(self.describe_result, result)),
         )
 
+    def describe_values(self, values: Collection[Any]) -> Hashable:
+        """Return arguments in a form that can be compared: their types, and each as it is or a tensor's number."""
+        kinds = tuple(map(type, values))
+        if self.is_deferred:  # its tensors are alive, or it is followed, so that ids are those of their tensors
+            described = tuple(map(self.numbers.get, map(id, values), values))
+            if PLAIN_VALUES.issuperset(map(type, described)):
+                return kinds, described
+        return kinds, tuple(map(self.describe, values))
+
     def describe(self, x: Any) -> Hashable:
-        """Return an argument in a form that can be compared."""
+        """Return an argument in a form that can be compared, with its type."""
         kind = type(x)
         if kind in PLAIN:
             number = self.find_number(x)
             return self.describe_given(x) if number is None else number
-        if kind in NUMBERS:
-            return kind, x
+        if kind in NUMBERS or isinstance(x, NAMES):
+            value: Hashable = x
+            return value
         if kind is slice:
-            return slice, self.describe(x.start), self.describe(x.stop), self.describe(x.step)
+            return self.describe_values((x.start, x.stop, x.step))
         if isinstance(x, tuple | list):
-            return kind, *map(self.describe, x)
+            return self.describe_values(x)
         if kind is dict:
-            return kind, *((key, self.describe(value)) for key, value in x.items())
-        if isinstance(x, NAMES):
-            name: Hashable = x
-            return name
+            return *x, self.describe_values(x.values())
         raise UnknownArgumentError
 
     def describe_given(self, x: Tensor) -> Hashable:
