@@ -113,7 +113,7 @@ class FollowedTensor(NamedTuple):
 class LayerForm(NamedTuple):
     """What was found in a layer: what ran in it, its call of attention, and what is followed of it."""
 
-    description: tuple[Hashable, ...]
+    description: list[Hashable]
     call: CallForm | None
     followed: tuple[FollowedTensor, ...]
 

@@ -40,8 +40,8 @@ def runs_transformed() -> bool:
 class LayerSteps:
     """What ran in a module so far, with its tensors by number, in the order in which the steps name them.
 
-    Steps are deferred, not followed, as long as they are those of an earlier layer (`forms`): until the module ends, or until
-    one of them differs.
+    Steps are deferred, not followed, if there are earlier layers (`forms`): until the module ends, or until there are more than
+    in any of these. Then they are described, and followed if they differ.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class LayerSteps:
     ) -> None:
         self.key, self.forms, self.effects, self.follow_step = key, forms, effects, follow_step
         self.module, self.inputs, self.is_deferred = frame.module, frame.input_tensors, bool(forms)
+        self.most_steps = max((len(one.description) for one in forms), default=0)
         self.description: list[Hashable] = []
         self.tensors: list[weakref.ref[Tensor]] = []
         self.numbers: dict[int, int] = {}
@@ -61,23 +62,25 @@ class LayerSteps:
     def add(self, step: LayerStep) -> bool:
         """Add a step; return whether it could be, since its arguments can be compared and there is room.
 
-        Steps that were deferred are followed if it differs from that of each earlier layer.
+        Steps that were deferred are followed once there are more than in any earlier layer.
         """
-        if self.is_deferred:
-            has_list = list in map(type, step.args)
-            copied = step._replace(args=tuple(x.copy() if type(x) is list else x for x in step.args)) if has_list else step
-            self.deferred.append(copied)
         try:
-            description = self.describe_step(step)
+            if not self.is_deferred:
+                self.description.append(self.describe_step(step))
+            else:
+                has_list = list in map(type, step.args)
+                copied = step._replace(args=tuple(x.copy() if type(x) is list else x for x in step.args)) if has_list else step
+                self.deferred.append(copied)
+                if len(self.deferred) > self.most_steps:
+                    self.describe_deferred()
+                    self.follow()
         except Exception:  # of unusual tensors too, which must not stop the model
             return False
-        if self.is_deferred:
-            place = len(self.description)
-            self.forms = [one for one in self.forms if one.description[place : place + 1] == (description,)]
-        self.description.append(description)
-        if self.is_deferred and not self.forms:
-            self.follow()
         return self.size <= MOST_ENTRIES and len(self.description) <= MOST_STEPS and not runs_transformed()
+
+    def describe_deferred(self) -> None:
+        """Describe the steps that were deferred, all at once, which is faster than one by one between the model's functions."""
+        self.description += map(self.describe_step, self.deferred)
 
     def follow(self) -> None:
         """Follow what was deferred, in order."""

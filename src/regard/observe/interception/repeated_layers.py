@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from regard.observe.interception.head_counts import find_head_counts
 from regard.observe.interception.layer_forms import LayerForm
-from regard.observe.interception.layer_steps import LayerSteps, runs_transformed
+from regard.observe.interception.layer_steps import MOST_ENTRIES, LayerSteps, runs_transformed
 from regard.observe.interception.plain_tensors import disable_modes
 from regard.observe.interception.provenance import ModuleFrame, has_separate_sources
 from regard.observe.interception.thread_state import STATE, list_owners
@@ -60,6 +60,7 @@ class RepeatedLayers:
         if not layer.is_deferred:
             return False
         with suppress(Exception), disable_modes():
+            layer.describe_deferred()
             if self.dispatch_repeated(layer):
                 frame.layer = None
                 return True
@@ -82,7 +83,7 @@ class RepeatedLayers:
             return None
         if self.is_any_followed([tensors[number] for number in layer.given]):
             return None
-        forms = (one for one in layer.forms if len(one.description) == len(layer.description))
+        forms = (one for one in layer.forms if one.description == layer.description)
         find_sources = partial(self.find_sources, layer)
         return next((one for one in forms if one.call is None or one.call.dispatch(tensors, find_sources)), None)
 
@@ -126,6 +127,8 @@ class RepeatedLayers:
         is_all = len(calls) < 2 and STATE.effects - layer.effects == len(calls) and not frame.multiplies_scores
         if not is_all or None in calls or len(frame.list_operations()) != len(layer.description) or self.has_open_state():
             return None
+        if layer.size > MOST_ENTRIES:  # of one that was deferred
+            return None
         tensors = layer.list_tensors()
         layer.add_followed((self.mode.tracker, self.mode.tracker.used))
         followed = tuple(one for one in layer.followed.values() if one is not None)
@@ -134,7 +137,7 @@ class RepeatedLayers:
             return None
         if self.is_any_followed([x for n in layer.given if (x := tensors[n]) is not None]):
             return None
-        return LayerForm(tuple(layer.description), calls[0] if calls else None, followed)
+        return LayerForm(layer.description, calls[0] if calls else None, followed)
 
     def is_any_followed(self, tensors: list[Tensor]) -> bool:
         """Return whether any of some tensors is followed."""
