@@ -25,7 +25,7 @@ class Recorded(Recording):
         return tuple(range(self.map(layer, kind=kind, part=part).shape[1]))
 
     def layers(self, kind="self", part=None):
-        return self.names
+        return [] if kind == "implicit" else self.names
 
     def number(self, layer):
         return layer if isinstance(layer, int) else self.names.index(layer)

@@ -2,7 +2,9 @@ import numpy as np
 import pytest
 
 import regard
+from regard import ConfigError
 from regard.show.rollout_figure import draw_rollout
+from show.implicit_recordings import SiluAttention, record_implicit
 from show.pictures import assert_readable
 from show.small_recordings import record_long_text, record_small_model
 
@@ -25,6 +27,23 @@ def test_the_words_of_a_long_text_are_added_in_bins():
     assert found.sum() == pytest.approx(1, abs=1e-12)
     whole = regard.rollout(record_long_text(), [-1])[0, 0]
     assert found[0, 0] == pytest.approx(float(whole[: -(-700 // 48)].sum()), abs=1e-12)
+
+
+def test_layers_without_a_softmax_have_two_hues_and_their_own_rows():
+    recording = record_implicit(11, SiluAttention, SiluAttention)
+    picture = draw_rollout(recording, 9, kind="implicit", row=1)
+    found = values(picture, 2, 11)
+    for layers, row in ([0], found[0]), ([0, 1], found[1]):
+        expected = regard.rollout(recording, [9], layers=layers, kind="implicit")[1, 0]
+        np.testing.assert_allclose(row, expected, rtol=0, atol=1e-12)
+    assert (found < 0).any()
+    assert picture.axes[0].collections[0].get_clim() == (-abs(found).max(), abs(found).max())
+    assert_readable(picture)
+
+
+def test_a_recording_without_layers_of_the_kind_is_refused():
+    with pytest.raises(ConfigError, match="no layer of kind 'self' to roll out"):
+        draw_rollout(record_implicit(11, SiluAttention), kind="self")
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ def compute_cross_relevance(run: Run, find_pull: FindPull, queries: Tensor, part
     where R_tt and R_ss are the relevance of the decoder's and the encoder's self-attention up to there, and N(R) - I is R - I
     with its rows divided by their sums. A row that is 0 stays 0.
     """
-    steps = list_layers(run, part)
+    steps = run.list_ordered_layers(("self", "cross"), part)
     crossing = [layer for kind, layer in steps if kind == "cross"]
     if not crossing:
         raise ConfigError("relevance of the sources needs cross-attention, and none was recorded.")
@@ -65,13 +65,6 @@ def apply_encoder(rows: Tensor, pulls: Sequence[AttributionMap]) -> Tensor:
     for pull in reversed(pulls):
         spread = spread + multiply_rows(spread, check_square(pull, "the encoder", rows.shape[2]))
     return rows + spread - shares
-
-
-def list_layers(run: Run, part: str | None) -> list[tuple[str, int]]:
-    """Return kind and number of the self- and cross-attentions of a part, in the order they first ran."""
-    visits = {kind: run.list_visits(kind, part) for kind in ("self", "cross")}
-    ran = dict.fromkeys((kind, (name, visit)) for name, kind, visit, _ in run.histories)
-    return [(kind, visits[kind].index(visit)) for kind, visit in ran if visit in visits.get(kind, ())]
 
 
 def list_encoder_layers(run: Run, part: str | None) -> list[str]:

@@ -9,12 +9,14 @@ from torch import Tensor
 from regard.errors import ConfigError, ShapeError
 from regard.map import AttentionMap
 from regard.map.attention_map import LIMIT_BYTES, check_result_size
+from regard.map.implicit_map import ImplicitMap
 from regard.map.indexing import select_places
 from regard.mechanism.arguments import check_choice, check_instance, check_number, check_sequence
 from regard.observe.map_view import MapView
 from regard.observe.places import PatchGrid, Place
 from regard.observe.recording import Recording
 from regard.observe.run import IMPLICIT, KINDS
+from regard.observe.token_mixers import list_token_mixers, resolve_mixers
 
 ROWS = 64  # per product
 
@@ -24,62 +26,83 @@ def rollout(
     queries: int | Sequence[int] | slice | Tensor = slice(None),
     *,
     layers: Sequence[int | str] | None = None,
-    kind: str = "self",
+    kind: str | None = None,
     part: str | None = None,
     residual: float = 0.5,
 ) -> Tensor:
-    """Return rows of Â_L ... Â_2 Â_1 with Â = ½ A + ½ I, where A is the mean over the heads: (b, n, k), each row summing to 1.
+    """Return rows of Â_L ... Â_2 Â_1 with Â = ½ A + ½ I, where A is the mean over the heads, (b, n, k).
 
     Row n states how much each input token counts for query n after the last of `layers`, by default all that were recorded: a
     recording made with layers= or heads= gives the rollout of these layers, with the mean over these heads. Rows are
     computed from the last layer down by products with Aᵀ, so no matrix is stored, and up to 64 queries cost one traversal of
-    every head. Where a row of A sums to less than 1, because of a sink or because a query sees nothing, Â is divided by its
-    sum. `residual` is the weight of I, ½ by default.
+    every head. `residual` is the weight of I, ½ by default.
+
+    Layers with and without a softmax are multiplied in the order they ran, each by its own rule. Where a row of softmax weights
+    sums to less than 1, because of a sink or because a query sees nothing, Â is divided by its sum, so that each row of the
+    result sums to 1 if no other layers take part. Of a layer without a softmax A is the mean of its signed matrices, and Â is
+    not divided: with residual=½ and no softmax the result is 2^-L times the product of I + A of Ali et al., who leave the skip
+    and the gate out of A. kind="self" is of the layers with a softmax alone, "implicit" of those without; numbers in `layers`
+    count the layers of that kind.
     Raises TooLargeError if the result would take more than a gigabyte: then pass fewer queries. Raises ShapeError if the layers
-    have other tokens, as windows that are shifted.
-    Source: Abnar and Zuidema 2020, section 3.
+    have other tokens, as windows that are shifted. Raises ConfigError if a block has layers of both kinds, which may run beside
+    each other, or if a layer without a softmax may be cross attention.
+    Source: Abnar and Zuidema 2020, section 3; without a softmax Ali, Zimerman and Wolf 2024, The hidden attention of Mamba
+    models, attention rollout.
     """
     check_instance("recording", recording, Recording, "Record a model with regard.record(model).")
     if not 0 <= check_number("residual", residual) < 1:
         raise ConfigError(f"residual must be the share of the residual stream, at least 0 and below 1; got {residual}.")
-    if check_choice("kind", kind, (*KINDS, IMPLICIT)) != "self":
-        raise ConfigError(
-            "rollout needs self attention: the queries of cross attention belong to another text than the keys, and rows of "
-            "implicit attention do not sum to 1."
-        )
-    names = recording.layers(kind=kind, part=part)
-    chosen = range(len(names)) if layers is None else check_sequence("layers", layers)
+    if kind is not None and check_choice("kind", kind, (*KINDS, IMPLICIT)) == "cross":
+        raise ConfigError("rollout needs self attention: the queries of cross attention belong to another text than the keys.")
+    chosen = resolve_mixers(recording, None if layers is None else check_sequence("layers", layers), kind, part)
     if not chosen:
-        raise ConfigError(f"the recording has no layer of kind {kind!r} to roll out.")
-    check_same_places(recording, chosen, part)
-    relevance = make_one_hot(recording.map(chosen[-1], kind=kind, part=part), queries)
-    for layer in reversed(chosen):
-        relevance = propagate_relevance(recording.map(layer, kind=kind, part=part), relevance, layer, residual)
+        which = "layer" if kind is None else f"layer of kind {kind!r}"
+        raise ConfigError(f"the recording has no {which} to roll out.")
+    check_same_places(recording, [number for one, number in chosen if one != IMPLICIT], part)
+    relevance = make_one_hot(recording.map(chosen[-1][1], kind=chosen[-1][0], part=part), queries)
+    for one, layer in reversed(chosen):
+        m: AttentionMap | ImplicitMap = recording.map(layer, kind=one, part=part)
+        if isinstance(m, ImplicitMap):
+            check_square_implicit(m, layer, relevance)
+            relevance = residual * relevance + (1 - residual) * multiply_mean(m, relevance)
+        else:
+            relevance = propagate_relevance(m, relevance, layer, residual)
     return relevance
 
 
 def iterate_rollouts(recording: Recording, part: str | None = None, residual: float = 0.5) -> Iterator[Tensor]:
-    """Yield the rollout of all queries after each layer of self attention, (b, t, t): Â_1, Â_2 Â_1, ...; see rollout.
+    """Yield the rollout of all queries after each layer of list_token_mixers, (b, t, t): Â_1, Â_2 Â_1, ...; see rollout.
 
     Each costs one product of a layer's map with the one before, which is a matrix: for texts and images that fit in memory.
     Raises ShapeError if a layer is no self attention on the same tokens.
     """
     found: Tensor | None = None
-    layers = range(len(recording.layers(part=part)))
-    check_same_places(recording, layers, part)
-    for layer in layers:
-        m = recording.map(layer, part=part)
+    layers = list_token_mixers(recording, None, part)
+    check_same_places(recording, [number for kind, number in layers if kind != IMPLICIT], part)
+    for kind, layer in layers:
+        m: AttentionMap | ImplicitMap = recording.map(layer, kind=kind, part=part)
         b, h, _, k = m.shape
-        sums = sum_rows(m, check_square(m, layer, found))
+        sums = sum_rows(m, check_square(m, layer, found)) if isinstance(m, AttentionMap) else None
+        if isinstance(m, ImplicitMap):
+            check_square_implicit(m, layer, found)
         if found is None:
-            found = torch.eye(k, dtype=sums.dtype, device=m.device).expand(b, k, k)
-        mixed = (m @ found.unsqueeze(1).expand(b, h, k, k)).mean(1)
-        whole = ((1 - residual) * sums.mean(1) + residual).unsqueeze(-1)
-        found = ((1 - residual) * mixed + residual * found) / whole.where(whole != 0, 1)
+            found = torch.eye(k, dtype=m[0, 0, 0, 0].dtype, device=m.device).expand(b, k, k)
+        mixed = (1 - residual) * (m @ found.unsqueeze(1).expand(b, h, k, k)).mean(1).to(found.dtype) + residual * found
+        if sums is not None:
+            whole = ((1 - residual) * sums.mean(1) + residual).unsqueeze(-1)
+            mixed = mixed / whole.where(whole != 0, 1)
+        found = mixed
         yield found
 
 
-def make_one_hot(m: AttentionMap, queries: int | Sequence[int] | slice | Tensor) -> Tensor:
+def roll_out_until(recording: Recording, query: int, layer: int, kind: str, part: str | None) -> Tensor:
+    """Return the row (b, k) of the rollout of one query after a layer, given by its number among those of its kind."""
+    mixers = list_token_mixers(recording, None if kind == "self" else kind, part)
+    until = range(mixers.index((kind, layer)) + 1)
+    return rollout(recording, [query], layers=until, kind=None if kind == "self" else kind, part=part)[:, 0]
+
+
+def make_one_hot(m: AttentionMap | ImplicitMap, queries: int | Sequence[int] | slice | Tensor) -> Tensor:
     """Return one-hot rows (b, n, k) with a 1 at each query's own position. Raises TooLargeError past the limit."""
     b, _, q, k = m.shape
     rows = select_places("queries", queries, q).to(m.device)
@@ -101,13 +124,14 @@ def propagate_relevance(m: AttentionMap, relevance: Tensor, layer: int | str, re
     return residual * given + (1 - residual) * product
 
 
-def multiply_mean(m: AttentionMap, relevance: Tensor) -> Tensor:
+def multiply_mean(m: AttentionMap | ImplicitMap, relevance: Tensor) -> Tensor:
     """Compute r A for the mean A of the heads: r (b, n, q) to (b, n, k), ROWS rows and a head at a time."""
     found = relevance.new_zeros(*relevance.shape[:2], m.shape[3])
     for head in range(m.shape[1]):
-        one = m.select(heads=head)
+        one = m.select(heads=[head])
         for rows in torch.arange(relevance.shape[1], device=m.device).split(ROWS):
-            found[:, rows] += (one.mT @ relevance[:, rows].mT.unsqueeze(1)).squeeze(1).mT / m.shape[1]
+            product = one.mT @ relevance[:, rows].mT.unsqueeze(1)
+            found[:, rows] += product.squeeze(1).mT.to(found.dtype) / m.shape[1]
     return found
 
 
@@ -146,6 +170,15 @@ def check_square(m: AttentionMap, layer: int | str, relevance: Tensor | None) ->
             f"first query at position {look.positions[0, 0].item()}."
         )
     return look
+
+
+def check_square_implicit(m: ImplicitMap, layer: int | str, relevance: Tensor | None) -> None:
+    """Raise ShapeError unless a map without a softmax is of the tokens of the relevance (b, n, t) on themselves."""
+    b, _, q, k = m.shape
+    if q != k or (relevance is not None and relevance.shape[::2] != (b, q)):
+        raise ShapeError(
+            f"rollout needs maps (b, h, t, t) of self attention on the same tokens in every layer; layer {layer} is {m}."
+        )
 
 
 def sum_rows(m: AttentionMap, look: MapView) -> Tensor:

@@ -1,6 +1,7 @@
 """Run: one forward of a model, or a prompt and the steps that continued it, with one map for each layer; its calls."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, overload
 
@@ -123,6 +124,20 @@ class Run:
         """Return the modules of a kind, of all parts, with the number of each visit."""
         histories = self.implicit_histories if kind == IMPLICIT else self.histories
         return list(dict.fromkeys((name, visit) for name, one, visit, _ in histories if one == kind))
+
+    def list_ordered_layers(self, kinds: Sequence[str], part: str | None) -> list[tuple[str, int]]:
+        """Return kind and number, among the layers of that kind, of the layers of some kinds, in the order they first ran."""
+        places: dict[tuple[str, str], list[int]] = {}
+        for place, call in enumerate(self.calls):
+            places.setdefault((call.name, call.kind), []).append(place)
+        visits = {kind: self.list_visits(kind, part) for kind in kinds}
+        first: dict[tuple[str, int], int] = {}
+        for name, kind, visit, _ in (*self.histories, *self.implicit_histories):
+            own = places.get((name, kind))  # the calls of a module come in the order of its visits
+            place = own.pop(0) if own else len(self.calls)
+            if (name, visit) in visits.get(kind, ()):
+                first.setdefault((kind, visits[kind].index((name, visit))), place)
+        return sorted(first, key=lambda layer: first[layer])
 
     def list_named_visits(self, layer: str, kind: str, part: str | None) -> list[tuple[str, int]]:
         """Return a module with the number of each of its visits of a kind; none if it is not in the part."""

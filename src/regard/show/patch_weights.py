@@ -13,7 +13,7 @@ from regard.observe import Recording
 from regard.observe.attribution import Attribution
 from regard.observe.image_tower import CLASS_TOKEN
 from regard.observe.places import EMPTY, HINT, PatchGrid, list_places
-from regard.observe.rollout import rollout
+from regard.observe.rollout import roll_out_until
 from regard.show.axis_words import match_words
 
 QUANTITIES = ("weights", "rollout")
@@ -168,8 +168,7 @@ def compute_row(
             raise ConfigError(f"a rollout is over all heads: leave out head, got {head}.")
         names = recording.layers(kind, part)
         last = names.index(layer) if isinstance(layer, str) else range(len(names))[layer]
-        found = rollout(recording, [token], layers=range(last + 1), kind=kind, part=part)
-        return found[batch, 0], f"rollout up to layer {last}"
+        return roll_out_until(recording, token, last, kind, part)[batch], f"rollout up to layer {last}"
     weights = recording.map(layer, head, kind, part)[batch, :, token].mean(0)
     return weights, f"layer {layer}, {label}"
 

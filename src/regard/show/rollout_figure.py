@@ -4,10 +4,12 @@ import torch
 
 from regard.observe import Recording
 from regard.observe.rollout import rollout as rolled
+from regard.observe.token_mixers import list_token_mixers
 from regard.show.axis_words import get_key_words
-from regard.show.color_scale import Log
+from regard.show.color_scale import Log, Signed
 from regard.show.figure import Picture, draw_sheet, format_word, make_panel
 from regard.show.head_figure import MAX_WORDS
+from regard.show.page.implicit_pictures import SIGNS
 
 MAX_INCHES = 5.6  # inches
 MIN_SHARE = 1e-3  # share that has the palest color
@@ -17,20 +19,23 @@ def draw_rollout(
     recording: Recording,
     query: int = -1,
     *,
-    kind: str = "self",
+    kind: str | None = None,
     part: str | None = None,
     row: int = 0,
     residual: float = 0.5,
     title: str | None = None,
 ) -> Picture:
-    """Draw how much each word counts for one query after each layer, as computed by regard.rollout; each row sums to 1.
+    """Draw how much each word counts for one query after each layer, as computed by regard.rollout.
 
-    A row is a layer, the first one below the words. A column is a word, or in a long text several words, whose shares are
-    added. Colors are logarithmic.
+    A row is a layer, the first one below the words; kind is that of regard.rollout. A column is a word, or in a long text
+    several words, whose shares are added. Colors are logarithmic, or of two hues where layers without a softmax make entries
+    negative. Raises ConfigError if no layer was recorded.
     """
-    count = len(recording.layers(kind=kind, part=part))
+    count = len(list_token_mixers(recording, kind, part))
     settings = {"kind": kind, "part": part, "residual": residual}
-    found = torch.stack([rolled(recording, [query], layers=range(n + 1), **settings)[row, 0] for n in range(count)])  # type: ignore[arg-type]
+    whole = rolled(recording, [query], **settings)  # type: ignore[arg-type]
+    parts = [rolled(recording, [query], layers=range(n + 1), **settings) for n in range(count - 1)]  # type: ignore[arg-type]
+    found = torch.stack([one[row, 0] for one in (*parts, whole)])
     words = get_key_words(recording, row, found.shape[1])
     place = query % len(words)
     name = f"rollout to “{format_word(words[place].strip(' '))}”, token {place:,}" if title is None else title
@@ -38,8 +43,10 @@ def draw_rollout(
     if len(words) > MAX_WORDS:
         (found, words), over = sum_bins(found), "words from this one on"
     layers = [f"layer {n}" for n in range(count)]
-    panel = make_panel(found, layers, words, title=name, names=("after", over), scale=Log(MIN_SHARE, 1), room=MAX_INCHES)
-    return draw_sheet([panel])
+    is_signed = bool((found < 0).any())
+    scale = Signed() if is_signed else Log(MIN_SHARE, 1)
+    panel = make_panel(found, layers, words, title=name, names=("after", over), scale=scale, room=MAX_INCHES)
+    return draw_sheet([panel], note=SIGNS if is_signed else "")
 
 
 def sum_bins(found: torch.Tensor) -> tuple[torch.Tensor, list[str]]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.errors import ConfigError
 from regard.map.codes import encode_weights
 from regard.map.implicit_map import ImplicitMap
-from regard.observe.rollout import rollout
+from regard.observe.rollout import roll_out_until
 from regard.show.page import attributions, exact_weights, implicit_pictures, params
 from regard.show.page.finding import FINDINGS
 from regard.show.page.head_pictures import Alive, OpenedHead, make_thumbnails
@@ -229,8 +229,8 @@ def handle_rollout(session: Session, request: Request, alive: Alive) -> Response
     place, q = params.parse_place(query), params.parse_integer(query, "q")
     check_index("q", q, entry.get_shape(place)[2])
     part = entry.get_layers(place).part
-    found = rollout(entry.recording, [q], layers=range(place.layer + 1), kind=place.kind, part=part)
-    return make_binary_response(encode_weights(found[place.b, 0].float()))
+    found = roll_out_until(entry.recording, q, place.layer, place.kind, part)
+    return make_binary_response(encode_weights(found[place.b].float()))
 
 
 def handle_implicit(session: Session, request: Request, alive: Alive) -> Response:

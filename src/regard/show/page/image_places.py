@@ -14,6 +14,7 @@ from regard.map.codes import encode_weights
 from regard.observe import Recording
 from regard.observe.places import AudioFrames, PatchGrid, Place
 from regard.observe.rollout import find_moved_layer, iterate_rollouts
+from regard.observe.token_mixers import SELF, list_token_mixers
 from regard.show.image_input import Pixels
 
 MAX_SIDE = 1024  # pixels of an image on the page
@@ -46,14 +47,21 @@ def iterate_rollout_codes(recording: Recording, part: str | None, shapes: Sequen
     b, _, q, k = shapes[0]
     if not can_roll_out(recording, part, shapes) or CODE_BYTES * len(shapes) * b * q * k > MAX_ROLLOUT_BYTES:
         return
-    for layer, found in enumerate(iterate_rollouts(recording, part)):
-        for row in range(b):
+    for (kind, layer), found in zip(list_token_mixers(recording, None, part), iterate_rollouts(recording, part), strict=True):
+        for row in range(b if kind == SELF else 0):
             yield layer, row, encode_weights(found[row].float())
 
 
 def can_roll_out(recording: Recording, part: str | None, shapes: Sequence[Shape]) -> bool:
-    """Return whether all layers of self attention of a part have the same tokens, in the same places."""
+    """Return whether the layers of a part have the same tokens, in the same places, and ran in an order that is known."""
     if len(set(shapes)) > 1 or shapes[0][2] != shapes[0][3]:
+        return False
+    try:
+        mixers = list_token_mixers(recording, None, part)
+    except ConfigError:
+        return False
+    squares = [recording.map(number, kind=kind, part=part).shape[2:] for kind, number in mixers if kind != SELF]
+    if any(one != shapes[0][2:] for one in squares):
         return False
     return find_moved_layer(recording, range(len(shapes)), part) is None
 
