@@ -173,6 +173,8 @@ def contributions(
     scale = parts.norm.measure_scale(parts.final[:, row].cpu()).to(direction)
     reader = parts.norm.apply_transposed(direction) / scale.unsqueeze(-1)
     found = Contributions(recording, parts, row, reader, number, torch.empty(0))
+    if not recording.layers():
+        raise ConfigError("contributions needs self-attention with a softmax, and none was recorded.")
     adds = [found.map(layer)[:, :, row].sum(-1).cpu() for layer in range(len(recording.layers()))]
     if len({len(one[0]) for one in adds}) != 1:
         raise ConfigError(f"contributions needs layers with equally many heads, got {[len(one[0]) for one in adds]}.")

@@ -203,7 +203,7 @@ def select_heads(recording: Recording, heads: str | Sequence[tuple[int, int]]) -
     """Return the heads to ablate, as pairs of layer and head. Raises ConfigError for pairs that do not exist."""
     counts = [recording.map(layer).shape[1] for layer in range(len(recording.layers()))]
     if not counts:
-        raise ConfigError("the model has no self-attention that can be recorded, so there is no head to leave out.")
+        raise ConfigError("no self-attention with a softmax was recorded, so there is no head to leave out.")
     every = [(layer, head) for layer, count in enumerate(counts) for head in range(count)]
     if isinstance(heads, str):
         check_choice("heads", heads, ("all",))

@@ -115,9 +115,11 @@ def mean_columns(gradients: AttributionMap) -> Tensor:
 def find_blocks(recording: Recording, outputs: Blocks) -> list[str]:
     """Return the path of the block of each layer: the outermost module of a list that holds this layer's self-attention alone.
 
-    Raises ConfigError where there is none.
+    Raises ConfigError where there is none, or no self-attention.
     """
     names, found = recording.layers(), []
+    if not names:
+        raise ConfigError("LeGrad needs self-attention with a softmax, and none was recorded.")
     for name in names:
         around = [block for block in outputs if [other for other in names if is_inside(other, block)] == [name]]
         if not around:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from regard.errors import ConfigError, ShapeError
 from regard.map import AttentionMap
+from regard.map.implicit_map import ImplicitMap
 from regard.map.indexing import select_places
 from regard.map.plane import BLOCK_NUMBERS
 from regard.mechanism.arguments import check_choice, check_count, describe_value
@@ -16,7 +17,7 @@ from regard.observe import text_table
 from regard.observe.head_divergence import jensen_shannon
 from regard.observe.map_view import MapView
 from regard.observe.recording import Recording
-from regard.observe.run import KINDS
+from regard.observe.run import IMPLICIT, KINDS
 from regard.observe.words import TextPair
 from regard.observe.words import split_rows as words_of
 
@@ -136,6 +137,11 @@ def compare(
     Raises ShapeError if the two have different layers, heads or lengths.
     """
     check_count("top", top)
+    if kind == IMPLICIT or any(isinstance(x, ImplicitMap) for x in (a, b)):
+        raise ConfigError(
+            "compare needs weights of a softmax: the Jensen-Shannon divergence is of rows that are at least 0 and sum to 1; "
+            "those of layers without a softmax are signed. Compare their entries, e.g. one[...] - other[...]."
+        )
     check_choice("kind", kind, KINDS)
     pairs = pair_maps(a, b, kind, part)
     rows = select_places("queries", queries, pairs[0].one.shape[2]).to(pairs[0].one.device)

@@ -280,14 +280,24 @@ def heads(
     tokens = recording.tokens if tokens is None else words.check_tokens(tokens)
     wanted = HeadOptions(tokens, offsets, window, classes, needle, questions, projections, scores)
     wanted.check()
+    if kind == IMPLICIT:
+        raise ConfigError(
+            "heads classifies weights of a softmax: what its scores would be for signed entries is not defined. "
+            "recording.map(layer, kind='implicit') has overview(), diagonal(back), mass(keys) and top(n)."
+        )
     check_choice("kind", kind, KINDS)
     rows = tuple(classify_heads(recording, wanted, kind=kind, part=part, layers=layers))
     other = "cross" if kind == "self" else "self"
     if not rows and recording.layers(other, part):
         return Heads(rows, (f"the recording has no {kind} attention, but {other} attention: pass kind={other!r}.",))
-    if not rows and recording.layers(IMPLICIT, part):
+    implicit = len(recording.layers(IMPLICIT, part)) if layers is None else 0
+    if not rows and implicit:
         return Heads(rows, ("no layer has a softmax; recording.map(layer, kind='implicit') is the map of one without.",))
-    return Heads(rows, wanted.describe_missing_scores(kind), define_user_scores(scores))
+    notes = wanted.describe_missing_scores(kind)
+    if implicit:
+        count = "one layer has" if implicit == 1 else f"{implicit} layers have"
+        notes = (*notes, f"{count} no softmax, and so no row: recording.map(layer, kind='implicit').")
+    return Heads(rows, notes, define_user_scores(scores))
 
 
 def classify_heads(

@@ -10,11 +10,12 @@ from typing import Concatenate, ParamSpec, Protocol, cast
 import torch
 from torch import Tensor
 
-from regard.errors import ShapeError
+from regard.errors import ConfigError, ShapeError
 from regard.map import AttentionMap, passes
 from regard.map.attention_map import Overview, Statistics
 from regard.map.hiding_bias import find_hiding_bias
 from regard.map.plane import BLOCK_NUMBERS, Denominators, Plane
+from regard.map.signed_map import SignedMap
 from regard.map.weight_sums import SumRequest, WeightSums
 from regard.mechanism.arguments import check_instance, describe_value
 from regard.observe.score_interval import QueryScores, apply_to_distinct, take_distinct
@@ -34,6 +35,11 @@ class MapView:
     """
 
     def __init__(self, m: AttentionMap, tokens: Tensor | None = None, own: bool = True, queries: slice = slice(None)) -> None:
+        if isinstance(m, SignedMap):
+            raise ConfigError(
+                f"scores of heads, such as entropy, are of weights that are at least 0 and sum to 1; the entries of {m} are "
+                "signed. Use m.overview(), m.diagonal(back), m.mass(keys), m.top(n) or its entries by index."
+            )
         b, h, _, k = check_instance("m", m, AttentionMap, "recording.map(layer) returns one.").shape
         if not b * h:
             raise ShapeError(f"the map is (b, h, q, k) = {m.shape}, which holds no matrix: b and h must be at least 1.")

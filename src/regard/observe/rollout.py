@@ -47,7 +47,7 @@ def rollout(
     have other tokens, as windows that are shifted. Raises ConfigError if a block has layers of both kinds, which may run beside
     each other, or if a layer without a softmax may be cross attention.
     Source: Abnar and Zuidema 2020, section 3; without a softmax Ali, Zimerman and Wolf 2024, The hidden attention of Mamba
-    models, attention rollout.
+    models, section 3.2, equations 21 and 22.
     """
     check_instance("recording", recording, Recording, "Record a model with regard.record(model).")
     if not 0 <= check_number("residual", residual) < 1:

@@ -173,6 +173,8 @@ class Run:
         Raises ConfigError for a layer, a head or a part that was not recorded, or if there is no graph.
         """
         if check_choice("kind", kind, (*KINDS, IMPLICIT)) == IMPLICIT:
+            if check_flag("grad", grad):
+                raise ConfigError("the map of a layer without a softmax has no graph: its factors are stored as they are.")
             implicit = join_head_maps([one.build_map() for one in self.find_implicit_histories(layer, part)])
             return implicit if head is None else implicit.select(heads=[check_integer("head", head, ", or None for all")])
         histories = self.find_histories(layer, kind, part)

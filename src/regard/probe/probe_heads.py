@@ -101,6 +101,8 @@ def probe_heads(
     rows = [
         replace(row, scores=order_scores({**row.scores, **effects.get((row.layer, row.head), {})}, measured)) for row in rows
     ]
+    if not rows:
+        notes = (*notes, "no layer has a softmax, and so no head has a row.")
     return Heads(tuple(rows), (describe_probe(probe), *notes))
 
 
