@@ -189,11 +189,27 @@ def test_what_cannot_be_measured_is_refused(given, error):
         regard.effects(gpt2().eval(), words(1, 9), **({"measure": pick_lead} | given))
 
 
-def test_a_module_that_several_layers_share_has_no_effect_of_one_of_them():
+def test_layers_that_share_a_module_have_effects_of_their_own():
+    """The module's output, which is a sum over the heads, without a head in one of its three runs."""
     sizes = {"embedding_size": 16, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 32, "vocab_size": 101}
-    model = AlbertForMaskedLM(AlbertConfig(num_hidden_layers=3, **sizes)).eval()
-    with pytest.raises(ConfigError, match="attends 3 times in one forward"):
-        regard.effects(model, words(2, 9), pick_lead)
+    model, tokens = AlbertForMaskedLM(AlbertConfig(num_hidden_layers=3, **sizes)).eval(), words(2, 9)
+    dense = model.albert.encoder.albert_layer_groups[0].albert_layers[0].attention.dense
+    with torch.no_grad():
+        plain = pick_lead(model(tokens))
+    for row in regard.effects(model, tokens, pick_lead, heads=[(layer, 2) for layer in range(3)]):
+        turns = []
+
+        def leave_out(module, args, layer=row.layer, turns=turns):
+            turns.append(args[0].clone())
+            if len(turns) == layer + 1:
+                turns[-1][..., 16:24] = 0
+            return (turns[-1],)
+
+        handle = dense.register_forward_pre_hook(leave_out)
+        with torch.no_grad():
+            rise = pick_lead(model(tokens)) - plain
+        handle.remove()
+        assert abs(float(row.effect) - float(rise.mean())) < 1e-9
 
 
 @pytest.mark.parametrize("by", ["mean", "resample"])

@@ -21,7 +21,7 @@ from regard.mechanism.arguments import (
     check_sequence,
     describe_value,
 )
-from regard.observe.attention_changes import REPLACEMENTS, KnockOut
+from regard.observe.attention_changes import REPLACEMENTS, KnockOut, name_layer
 from regard.observe.intervene import intervene
 from regard.observe.record import record
 from regard.observe.recording import Recording
@@ -135,8 +135,7 @@ def effects(
 
     With path, each effect is added to a file of JSON lines as it is known, and the same call continues where one ended. watch
     is called with the heads and their number, for a progress bar. The model's mode and parameters are left as they were.
-    Raises ConfigError for a measure that gives no number or no gradient, and for a module that attends several times in one
-    forward, DataError for a file of another call.
+    Raises ConfigError for a measure that gives no number or no gradient, DataError for a file of another call.
     """
     check_instance("model", model, nn.Module)
     check_choice("by", by, REPLACEMENTS)
@@ -150,7 +149,6 @@ def effects(
             numbers = check_numbers(measure(call_model(model, inputs)))
             total = numbers.sum()
         chosen = select_heads(recording, heads)
-        refuse_shared_modules(recording.layers(), chosen)
         exact = numbers.detach().double()
         estimates = estimate_effects(recording, total, len(exact), KnockOut(by=by, source=source))
         header = {"by": by, "numbers": [float(number) for number in exact.cpu()], "heads": [list(pair) for pair in chosen]}
@@ -161,7 +159,7 @@ def effects(
         for layer, head in watch(chosen, len(chosen)):
             rise = known.get((layer, head))
             if rise is None:
-                with torch.no_grad(), intervene(model, KnockOut(names[layer], head, by=by, source=source)):
+                with torch.no_grad(), intervene(model, KnockOut(name_layer(names, layer), head, by=by, source=source)):
                     rise = check_numbers(measure(call_model(model, inputs)), len(exact)).double().cpu() - exact.cpu()
                 if file is not None:
                     append_line(file, {"layer": layer, "head": head, "rise": rise.tolist()})
@@ -220,23 +218,14 @@ def select_heads(recording: Recording, heads: str | Sequence[tuple[int, int]]) -
     return chosen
 
 
-def refuse_shared_modules(names: Sequence[str], heads: Sequence[tuple[int, int]]) -> None:
-    """Raise ConfigError if a layer of some heads, given the modules of all layers, is one that several layers share."""
-    for name in dict.fromkeys(names[layer] for layer, _ in heads):
-        if names.count(name) > 1:
-            raise ConfigError(
-                f"{name} attends {names.count(name)} times in one forward, so none of its layers can be left out alone. Choose "
-                "heads of other layers, or leave it out everywhere by regard.intervene with KnockOut."
-            )
-
-
 def estimate_effects(recording: Recording, total: Tensor, rows: int, knock_out: KnockOut) -> list[list[float]]:
     """Return Σ g · (z' - z) of every head, averaged over the rows, by layer and head; total is the sum of their numbers."""
     attribution = recording.attribute(total)
     found = []
     for number, name in enumerate(recording.layers()):
         gradients, contexts = attribution.gradients_and_contexts(number)
-        change = knock_out.make_replacement(contexts, name, number) - contexts
+        visit = recording.last.find_visit(number, "self", None)[1]
+        change = knock_out.make_replacement(contexts, name, number, visit) - contexts
         found.append(((gradients.double() * change.double()).sum((0, 2, 3)) / rows).tolist())
     return found
 

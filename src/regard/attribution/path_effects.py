@@ -115,7 +115,7 @@ class CallTrace(Change):
     calls: list[AttentionCall] = field(default_factory=list)
     contexts: list[Tensor] = field(default_factory=list)
 
-    def is_target(self, name: str, number: int, kind: str) -> bool:
+    def is_target(self, name: str, number: int | None, kind: str) -> bool:
         return True
 
     def change_call(self, call: AttentionCall, name: str, number: int) -> AttentionCall:
@@ -147,7 +147,7 @@ class InputReplacement(Change):
     into: str
     places: list[int] = field(default_factory=list)  # of the calls so far
 
-    def is_target(self, name: str, number: int, kind: str) -> bool:
+    def is_target(self, name: str, number: int | None, kind: str) -> bool:
         return True
 
     def change_call(self, call: AttentionCall, name: str, number: int) -> AttentionCall:

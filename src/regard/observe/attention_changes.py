@@ -32,10 +32,12 @@ RECORD_VALUES = "Record with regard.record(model, keep='values')."
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Change:
-    """A change of a layer's attention. layer is a number among the layers of its kind, a module's path, or None for all.
+    """A change of a layer's attention. layer is a number or a module's path, or None for all.
 
-    A number that means a layer of the encoder and one of the decoder is refused. kind="implicit" is attention whose weights are
-    no softmax, as a recording has it: its heads are those of the map.
+    A number is that of `recording.map(layer, kind=kind)` for the same forward: one visit of a module that runs several times. A
+    path is the module with all its visits. A number that is another layer in another forward, or that a layer of the encoder
+    has beside one of the decoder, is refused. kind="implicit" is attention whose weights are no softmax, as a recording has it:
+    its heads are those of the map.
     """
 
     layer: Layer = None
@@ -67,7 +69,7 @@ class Change:
         """Return whether the change is another one because a layer multiplies the rows of a context after it."""
         return call.unchanged is not None and not call.has_equal_row_scale
 
-    def is_target(self, name: str, number: int, kind: str) -> bool:
+    def is_target(self, name: str, number: int | None, kind: str) -> bool:
         """Return whether the change applies to a layer."""
         return kind == self.kind and (self.layer is None or self.layer in (name, number))
 
@@ -127,12 +129,12 @@ class KnockOut(Change):
                 "split along the batch: pass source=, a recording of other inputs on this rank."
             )
         past = locate_tokens(call, self.kind).past if self.source is not None else 0
-        return torch.where(chosen.view(-1, 1, 1), self.make_replacement(context, name, number, past), context)
+        return torch.where(chosen.view(-1, 1, 1), self.make_replacement(context, name, number, call.visit, past), context)
 
-    def make_replacement(self, context: Tensor, name: str, number: int, past: int = 0) -> Tensor:
+    def make_replacement(self, context: Tensor, name: str, number: int, visit: int | None, past: int = 0) -> Tensor:
         """Return what takes the place of the contexts (b, h, q, e) of a layer, in a shape that broadcasts to theirs.
 
-        `past` tokens came before them.
+        `visit` is that of the module in its forward; `past` tokens came before the contexts.
         """
         if self.by == "zero":
             return context.new_zeros(())
@@ -145,7 +147,7 @@ class KnockOut(Change):
             return context.mean(0, keepdim=True) if self.by == "mean" else context.roll(1, 0)
         b, h, q, e = context.shape
         runs = find_runs(self.source, name, self.kind)
-        others = [compute_recorded_context(run, name, number, self.kind).to(context) for run in runs]
+        others = [compute_recorded_context(run, name, number, self.kind, visit).to(context) for run in runs]
         for other in others:
             if other.shape[1] != h or other.shape[3] != e or (self.by == "resample" and other.shape[2] < past + q):
                 after = f" after {past} tokens" if past else ""
@@ -242,7 +244,7 @@ class Patch(Change):
         if not heads:  # those of other ranks
             return context
         if self.of == "output":
-            theirs = compute_recorded_context(self.recording.last, name, number, self.kind)
+            theirs = compute_recorded_context(self.recording.last, name, number, self.kind, call.visit)
             if theirs.shape != context.shape:
                 raise ConfigError(
                     f"Patch needs recorded contexts of the same shape: recorded {tuple(theirs.shape)}, now "
@@ -251,7 +253,7 @@ class Patch(Change):
             theirs = theirs[:, heads]
         else:
             run = self.recording.last
-            found = run.map(find_recorded_layer(run, name, number, self.kind), kind=self.kind)
+            found = run.map(find_recorded_layer(run, name, number, self.kind, call.visit), kind=self.kind)
             if v is None or found.shape != (*context.shape[:3], v.shape[2]):
                 came = (*context.shape[:3], None if v is None else v.shape[2])
                 raise ConfigError(
@@ -268,9 +270,9 @@ class Patch(Change):
         """Return which of a call's queries are replaced, (q,), where `past` tokens came before them."""
         return mark_positions(self.queries, past + q, "queries")[past:]
 
-    def change_residual(self, stream: Tensor, name: str, number: int, past: int) -> Tensor:
+    def change_residual(self, stream: Tensor, name: str, number: int, visit: int | None, past: int) -> Tensor:
         """Return the residual stream (b, t, c) after the block of a layer with the recorded one at the chosen queries."""
-        theirs = self.recording.residual(find_recorded_layer(self.recording.last, name, number, "self"))
+        theirs = self.recording.residual(find_recorded_layer(self.recording.last, name, number, "self", visit))
         if theirs.shape[::2] != stream.shape[::2] or theirs.shape[1] < past + stream.shape[1]:
             raise ConfigError(
                 f"Patch needs a recorded residual stream of the same shape: recorded {tuple(theirs.shape)}, now "
@@ -279,10 +281,15 @@ class Patch(Change):
         rows = self.mark_queries(stream.shape[1], past).to(stream.device)
         return torch.where(rows.view(-1, 1), theirs[:, past : past + stream.shape[1]].to(stream), stream)
 
-    def find_block(self, name: str, number: int) -> str | None:
+    def find_block(self, name: str, number: int, visit: int | None) -> str | None:
         """Return the path of the block whose output was recorded as the residual stream after a layer, or None."""
-        layer = find_recorded_layer(self.recording.last, name, number, "self")
+        layer = find_recorded_layer(self.recording.last, name, number, "self", visit)
         return self.recording.last.find_histories(layer, "self", None)[0].block
+
+
+def name_layer(names: Sequence[str], number: int) -> int | str:
+    """Return what a change takes as a layer, given the modules of all layers: its path, or its number where layers share it."""
+    return names[number] if names.count(names[number]) == 1 else number
 
 
 def find_runs(recording: Recording, name: str, kind: str) -> list[Run]:
@@ -297,14 +304,20 @@ def has_layer(run: Run, name: str, kind: str) -> bool:
     return any(name == one for one, _ in run.list_all_visits(kind))
 
 
-def find_recorded_layer(run: Run, name: str, number: int, kind: str) -> int | str:
-    """Return the path of a layer if the run has it, else its number.
+def find_recorded_layer(run: Run, name: str, number: int, kind: str, visit: int | None) -> int | str:
+    """Return the layer of a module and its visit if the run has it, else that of its number.
 
-    Raises ConfigError where that number is another layer of the run, which has some layers only.
+    Raises ConfigError where that number is another layer of the run, which has some layers only, or has other visits.
     """
-    names, is_known = run.layers(kind), has_layer(run, name, kind)
-    if is_known or number >= len(names):
-        return name if is_known else number
+    names, visits = run.layers(kind), [one for path, one in run.list_all_visits(kind) if path == name]
+    if visits and visit is not None and visit not in visits:
+        runs = " and ".join(map(str, visits))
+        raise ConfigError(f"the recording has run {runs} of {name}, not run {visit}: record all layers.")
+    numbered = run.list_visits(kind, None)
+    if visits:
+        return name if visit is None or (name, visit) not in numbered else numbered.index((name, visit))
+    if number >= len(names):
+        return number
     paths = [re.split(r"(\d+)", path)[::-1] for path in (name, names[number])]
     pairs = list(zip(*paths, strict=False))  # from the end: names, numbers between them
     texts, numbers = pairs[:-1:2], pairs[1::2]
@@ -313,9 +326,9 @@ def find_recorded_layer(run: Run, name: str, number: int, kind: str) -> int | st
     return number
 
 
-def compute_recorded_context(run: Run, name: str, number: int, kind: str) -> Tensor:
+def compute_recorded_context(run: Run, name: str, number: int, kind: str, visit: int | None) -> Tensor:
     """Compute the contexts (b, h, q, e) of a recorded layer, weights times values. Raises ConfigError without values."""
-    layer = find_recorded_layer(run, name, number, kind)
+    layer = find_recorded_layer(run, name, number, kind, visit)
     values = run.values(layer, kind=kind)
     if values is None:
         raise ConfigError(f"the values of {name} were not kept. {RECORD_VALUES}")

@@ -352,13 +352,18 @@ def quote_word(word: str) -> str:
 
 
 def resolve_layers(layers: Sequence[int | str], names: Sequence[str]) -> list[int]:
-    """Convert layers by number or by name to numbers. Raises MissingNameError or OutOfRangeError."""
+    """Convert layers by number or by name to numbers.
+
+    Raises MissingNameError or OutOfRangeError, and ConfigError for the name of a module that several layers share.
+    """
     found = []
     for layer in check_sequence("layers", layers):
         if isinstance(layer, str) and layer not in names:
             raise MissingNameError(
                 f"no attention of {describe_value(layer)} was recorded. Recorded: {join_names(list(names))}."
             )
+        if isinstance(layer, str) and names.count(layer) > 1:
+            raise ConfigError(f"{layer} ran {names.count(layer)} times in one forward: pass the numbers of its layers.")
         found.append(names.index(layer) if isinstance(layer, str) else check_index("layer", layer, len(names), "the recording"))
     return found
 

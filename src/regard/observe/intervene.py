@@ -18,7 +18,7 @@ from regard.observe.interception.attention_call import AttentionCall, CallAdapte
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.thread_state import NextHandler
-from regard.observe.layer_numbers import LayerNumbers
+from regard.observe.layer_numbers import LayerNumbers, LayerPlace
 from regard.observe.record import refuse_compiled
 from regard.observe.recurrence_changes import explain_impossible
 from regard.observe.run import IMPLICIT
@@ -81,16 +81,49 @@ class Intervention:
         self.residual_patches = [one for one in asked if isinstance(one, Patch) and one.of == "residual"]
         self.requested_changes = [one for one in asked if one not in self.residual_patches]
         self.changes_scores = any(type(one).change_call is not Change.change_call for one in asked)
-        self.layers: dict[str, tuple[int, int]] = {}  # self-attention that ran: its number, and the tokens before its queries
+        self.layers: dict[str, tuple[LayerPlace, int]] = {}  # self-attention that ran, and the tokens before its queries
         self.applied_changes: list[Change] = []
         self.changed_modules: set[str] = set()  # whose calls were changed
         self.second_products: dict[str, str] = {}  # of weights with other values, by the module, in words
         self.missed: dict[str, str] = {}  # why calls stay unchanged, by the module that made them
-        self.layer_numbers = LayerNumbers()
-        self.numbered: dict[Change, str] = {}  # the module that the number of a change's layer meant
+        self.layer_numbers = LayerNumbers(self.names)
+        self.numbered: dict[Change, LayerPlace] = {}  # the layer that the number of a change meant
+        self.numbers: dict[tuple[str, str, int], set[int | None]] = {}  # of layers, by kind, module and visit
 
     def start_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Do nothing when a forward starts."""
+        """Start a forward, which numbers its layers."""
+        self.layer_numbers.start_forward(self.names[id(module)])
+
+    def select_targets(self, place: LayerPlace, kind: str) -> list[Change]:
+        """Return the changes of a layer, without patches of the residual stream.
+
+        Raises ConfigError if the number of a change means this layer and another one, as in an encoder and a decoder.
+        """
+        numbers = self.numbers.setdefault((kind, place.name, place.visit), set())
+        numbers.add(place.number)
+        for change in (one for one in self.requested_changes if type(one.layer) is int and one.kind == kind):
+            self.check_number(change, place, numbers)
+        return [change for change in self.requested_changes if change.is_target(place.name, place.number, kind)]
+
+    def check_number(self, change: Change, place: LayerPlace, numbers: set[int | None]) -> None:
+        """Raise ConfigError if a layer has the number of a change, and another number, or another layer has it too."""
+        number, other = change.layer, self.numbered.get(change)
+        if other is not None and place.number == number and other[:2] != place[:2]:
+            raise ConfigError(
+                f"layer {number} is both {other.describe()} and {place.describe()}: pass the path of one, as in "
+                f"layer={place.name!r}."
+            )
+        if other is not None and not self.layer_numbers.is_numbered(other.name):
+            raise ConfigError(
+                f"layer {number} was {other.describe()}, but the numbers are those of {self.layer_numbers.default_part}, as in "
+                f"recording.map: pass its path, layer={other.name!r}."
+            )
+        if number in numbers and len(numbers) > 1:
+            said = " and ".join(map(str, sorted(one for one in numbers if one is not None)))
+            raise ConfigError(
+                f"layer {number} depends on the forward: {place.describe()} has been number {said}. Pass the path of one, as "
+                f"in layer={place.name!r}."
+            )
 
     def handle_generation(self, module: nn.Module, sequences: Tensor, prompts: int) -> None:
         """Do nothing when a generation ends."""
@@ -101,7 +134,8 @@ class Intervention:
         meant = self.find_changes_of_recurrence(name)
         if not meant or plain is None or read is None or write is None:
             return call, adapter
-        number = self.layer_numbers.assign_number(name, IMPLICIT)
+        place = self.layer_numbers.find_place(name, IMPLICIT)
+        plain, number = replace(plain, visit=place.visit), place.number_in_part
         if adapter.change_weights is None:
             meant = self.select_changes(meant, call, plain, name, number)
         changed = plain
@@ -124,7 +158,7 @@ class Intervention:
         if weights is not None:
             call = store_changed_weights(call, weights, context)
         for change in meant:
-            self.report_applied(change, name)
+            self.report_applied(change, place)
             context = change.change_context(context, plain, name, number)
         self.changed_modules.add(name)
         return call, replace(adapter, run=lambda: write(context, result))
@@ -146,13 +180,12 @@ class Intervention:
         """Return the changes of a layer without a softmax."""
         if not any(change.kind == IMPLICIT for change in self.requested_changes):
             return []
-        number = self.layer_numbers.assign_number(name, IMPLICIT)
-        return [change for change in self.requested_changes if change.is_target(name, number, IMPLICIT)]
+        return self.select_targets(self.layer_numbers.find_place(name, IMPLICIT), IMPLICIT)
 
     def handle_recurrence(self, call: RecurrenceCall, name: str) -> None:
         """Note why a call without a softmax stays unchanged, or what its rows were multiplied by after it was changed."""
         meant, is_handwritten = self.find_changes_of_recurrence(name), call.kernel.startswith("by hand")
-        if not meant and is_handwritten:
+        if not meant and is_handwritten and any(change.kind != IMPLICIT for change in self.requested_changes):
             reason = f"its weights are no softmax over the keys ({call.kernel}), and stay unchanged: {OTHER_KIND}"
             self.missed.setdefault(name, reason)
         elif meant and name not in self.changed_modules:
@@ -183,7 +216,7 @@ class Intervention:
         reasons = [
             f"{name}: {why}" for name, why in self.missed.items() if change.layer in (None, name) or type(change.layer) is int
         ]
-        return "; ".join(dict.fromkeys(reasons)) or f"no {change.kind} attention ran there"
+        return "; ".join(dict.fromkeys(reasons)) or self.layer_numbers.describe_layers(change.kind)
 
     def handle_call(self, call: AttentionCall, adapter: CallAdapter, name: str, proceed: NextHandler) -> Any:
         """Run the call with every change that applies to its layer.
@@ -192,12 +225,14 @@ class Intervention:
         change's layer means this module and another one, as in an encoder and a decoder.
         """
         kind = self.layer_numbers.infer_kind(call, name)
-        number = self.layer_numbers.assign_number(name, kind)
+        is_step = call.is_stepwise and kind == "cross"
+        place = self.layer_numbers.find_place(name, kind, is_step)
         if kind == "self" and self.residual_patches:
-            self.layers[name] = number, locate_tokens(call, kind).past
-        meant = [change for change in self.requested_changes if change.is_target(name, number, kind)]
+            self.layers[name] = place, locate_tokens(call, kind).past
+        meant, number = self.select_targets(place, kind), place.number_in_part
         if not meant:
             return proceed(call, adapter)
+        call = replace(call, visit=None if is_step else place.visit)
         whole = [type(change).__name__ for change in meant if not change.can_change_parts]
         if call.rank_part is not None and whole:
             raise ConfigError(f"{whole[0]} needs all heads of {name}, but they are DTensors, of which this rank has a part.")
@@ -212,7 +247,7 @@ class Intervention:
             self.missed[name] = NO_SCORES
             meant = [change for change in meant if not isinstance(change, Temperature)]
         for change in meant:
-            self.report_applied(change, name)
+            self.report_applied(change, place)
         self.changed_modules |= {name} if meant else set()
         changed = call
         for change in meant:
@@ -240,7 +275,7 @@ class Intervention:
 
         None if they cannot run again, or if a change computes contexts from queries and keys.
         """
-        plain = adapter.plain_call
+        plain = None if adapter.plain_call is None else replace(adapter.plain_call, visit=call.visit)
         if plain is None or any(type(change).compute_context is not Change.compute_context for change in meant):
             return None
         for change in meant:
@@ -254,18 +289,19 @@ class Intervention:
     def handle_block(self, block: str, output: Tensor, given: Tensor | None) -> Tensor | None:
         """Return the output (b, t, c) of a block with every patch of it; None if there is none."""
         found = output
-        for name, (number, past) in self.layers.items():
+        for name, (place, past) in self.layers.items():
             for change in self.residual_patches if is_inside(name, block) else ():
-                if change.is_target(name, number, "self") and change.find_block(name, number) == block:
-                    self.report_applied(change, name)
-                    found = change.change_residual(found, name, number, past)
+                own = name, place.number_in_part, place.visit
+                if change.is_target(name, place.number, "self") and change.find_block(*own) == block:
+                    self.check_number(change, place, {place.number})
+                    self.report_applied(change, place)
+                    found = change.change_residual(found, *own, past)
         return None if found is output else found
 
-    def report_applied(self, change: Change, name: str) -> None:
-        """Note that a change applied to a layer. Raises ConfigError if its number means this module and another one."""
-        other = self.numbered.setdefault(change, name) if isinstance(change.layer, int) else name
-        if other != name:
-            raise ConfigError(f"layer {change.layer} is both {other} and {name}: pass the path of one, as in layer={name!r}.")
+    def report_applied(self, change: Change, place: LayerPlace) -> None:
+        """Note that a change applied to a layer."""
+        if isinstance(change.layer, int):
+            self.numbered.setdefault(change, place)
         if change not in self.applied_changes:
             self.applied_changes.append(change)
 

@@ -138,7 +138,7 @@ class RecordingWatcher:
     def record_recurrence(self, call: RecurrenceCall, name: str) -> None:
         """Add a recurrence to the recording, unless its layer is not selected."""
         tracker = self.tracker
-        if not self.selection.has_layer(name, lambda: tracker.layer_numbers.assign_number(name, IMPLICIT)):
+        if not self.selection.has_layer(name, lambda: tracker.layer_numbers.find_place(name, IMPLICIT).numbers):
             return
         key, history = tracker.place_recurrence(call, name)
         found = call.read() if history is None else call.read().select_new_values()
@@ -159,7 +159,7 @@ class RecordingWatcher:
             return False
         known = [call.name for call in self.tracker.run.calls] + [one.module for one in self.recording.missed]
         is_known = any(not path or one == path or one.startswith(f"{path}.") for one in known)
-        return not is_known and self.selection.has_layer(path, lambda: -1)
+        return not is_known and self.selection.has_layer(path, set)
 
     def handle_token_mixer(self, module: nn.Module, reason: str) -> None:
         """Report a module that mixes tokens if nothing of it is in the recording, neither as recorded nor as missed."""
@@ -238,7 +238,8 @@ class RecordingWatcher:
         tracker, numbers = self.tracker, self.tracker.layer_numbers
         kind = numbers.infer_kind(call, name)
         self.attended |= {name} if kind == "self" else set()
-        if not self.selection.has_layer(name, lambda: numbers.assign_number(name, kind)):
+        is_step = call.is_stepwise and kind == "cross"
+        if not self.selection.has_layer(name, lambda: numbers.find_place(name, kind, is_step).numbers):
             return None
         key, history, match = tracker.place_call(call, name, kind)
         if kind == "self":

@@ -92,14 +92,7 @@ class Run:
     @property
     def parts(self) -> list[str]:
         """The parts of a model that has several (encoder and decoder, or towers); empty for any other."""
-        names = list(dict.fromkeys(call.name for call in self.softmax_calls)) or self.names
-        paths = [re.sub(r"\d+", "*", name).split(".") for name in names]
-        for components in zip(*paths, strict=False):
-            if len(set(components)) > 1:
-                lengths = {len(path) for path in paths}
-                last = len(lengths) == 1 and components == tuple(path[-1] for path in paths)
-                return [] if last else list(dict.fromkeys(components))
-        return []
+        return find_parts(list(dict.fromkeys(call.name for call in self.softmax_calls)) or self.names)
 
     def layers(self, kind: str = "self", part: str | None = None) -> list[str]:
         """Return the modules of a kind and a part in the order they first ran; one that a forward visits n times, n times."""
@@ -112,7 +105,7 @@ class Run:
         """
         check_choice("kind", kind, (*KINDS, IMPLICIT))
         if part is None:
-            part = next((one for one in self.parts if one in DECODERS), None)
+            part = find_default_part(self.parts)
         elif not any(is_in_part(name, check_instance("part", part, str)) for name in self.names):
             raise MissingNameError(
                 f"part {describe_value(part)} is not in the path of any recorded module. The parts are: "
@@ -336,6 +329,22 @@ def find_key_growth(keys: list[Tensor], queries: list[int]) -> int | None:
     stays = growth == 0 and len(set(lengths)) == 1 and all(n < lengths[0] for n in queries)
     same = (grows or stays) and all(torch.equal(k, keys[-1][:, :, : k.shape[2]]) for k in keys)
     return growth if same else None
+
+
+def find_parts(names: list[str]) -> list[str]:
+    """Return the parts of a model with modules of attention at these paths; empty if it has one part only."""
+    paths = [re.sub(r"\d+", "*", name).split(".") for name in names]
+    for components in zip(*paths, strict=False):
+        if len(set(components)) > 1:
+            lengths = {len(path) for path in paths}
+            last = len(lengths) == 1 and components == tuple(path[-1] for path in paths)
+            return [] if last else list(dict.fromkeys(components))
+    return []
+
+
+def find_default_part(parts: list[str]) -> str | None:
+    """Return the part whose layers are numbered where none is named: the decoder; None for all."""
+    return next((one for one in parts if one in DECODERS), None)
 
 
 def is_in_part(name: str, part: str) -> bool:

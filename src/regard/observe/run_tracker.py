@@ -1,6 +1,5 @@
 """Run tracker: the run, the step and the layer that an attention call belongs to, and the history that it continues."""
 
-import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,9 +10,7 @@ from regard.observe.decoder_steps import match_step
 from regard.observe.implicit_history import ImplicitHistory
 from regard.observe.interception.attention_call import AttentionCall, MissedCall
 from regard.observe.interception.plain_tensors import UnreadableError, disable_modes
-from regard.observe.interception.provenance import ModuleFrame
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
-from regard.observe.interception.thread_state import STATE
 from regard.observe.kv_history import KEY_TOLERANCE, CacheMatch, KVHistory, has_equal_rows, match_rows
 from regard.observe.layer_numbers import LayerNumbers
 from regard.observe.mask_inference import find_visible_end
@@ -35,7 +32,7 @@ class RunTracker:
 
     def __init__(self, names: Mapping[int, str], cast: Cast, report: Callable[[MissedCall], None]) -> None:
         self.names, self.cast, self.report = names, cast, report
-        self.layer_numbers = LayerNumbers()
+        self.layer_numbers = LayerNumbers(names)
         self.runs = OpenRuns()
         self.root = ""  # of the modules called from outside, the one that runs
         self.dropped = 0  # the number of tokens that were cut from the run's cache before this forward
@@ -45,7 +42,6 @@ class RunTracker:
         self.tokens: Tensor | None = None  # the token ids of this forward
         self.forwards = self.returned_at = 0
         self.latest: dict[tuple[str, str], tuple[int, int]] = {}  # by module and kind: forward and key address of its last step
-        self.visits: dict[str, list[tuple[weakref.ref[ModuleFrame], dict[str, int]]]] = {}  # of this forward; calls by kind
 
     @property
     def run(self) -> Run:
@@ -67,7 +63,7 @@ class RunTracker:
         with disable_modes():
             self.cache, self.tokens = find_cache(args, kwargs), find_token_ids(args, kwargs)
             self.length = read_cache_length(self.cache)
-        self.visits = {}
+        self.layer_numbers.start_forward(self.root)
         self.dropped = 0
         self.forwards += 1
         self.is_undecided = self.runs.has_related_root(self.root)
@@ -187,7 +183,7 @@ class RunTracker:
         """Return where the step of a decoder belongs."""
         forward, where = self.latest.get((name, kind), (-1, -1))
         fresh, self.latest[name, kind] = forward != self.forwards, (self.forwards, call.k.data_ptr())
-        first = fresh and not self.visits  # no call of this forward has decided yet
+        first = fresh and not self.layer_numbers.visits.calls  # no call of this forward has decided yet
         for running in self.runs.sort_by_pointer(name, kind, call.k.data_ptr()) if first else [self.runs.current]:
             known = running.find_histories(name, kind)
             rows = None
@@ -213,15 +209,9 @@ class RunTracker:
 
     def count_visit(self, name: str, kind: str) -> tuple[int, int]:
         """Return which visit of its module in this forward a call belongs to, and its index among the calls of the visit."""
-        frame = STATE.frames[-1]
-        if self.names.get(id(frame.module)) != name:
-            frame = next((one for one in reversed(STATE.frames) if self.names.get(id(one.module)) == name), frame)
-        visits = self.visits.setdefault(name, [])
-        if not visits or visits[-1][0]() is not frame:
-            visits.append((weakref.ref(frame), {}))
-        calls = visits[-1][1]
-        calls[kind] = calls.get(kind, -1) + 1
-        return len(visits) - 1, calls[kind]
+        visits = self.layer_numbers.visits
+        visit = visits.find_visit(name, self.names)
+        return visit, visits.count_call(name, kind, visit)
 
     def match_cache(self, history: KVHistory, call: AttentionCall) -> CacheMatch | None:
         """Return where the keys of a call continue those of a history; None if they do not.

@@ -60,11 +60,11 @@ class Selection:
             raise ConfigError(f"heads names head {twice} twice: {self.heads} of {count} heads. Name each once.")
         return found
 
-    def has_layer(self, name: str, number: Callable[[], int]) -> bool:
-        """Return whether a module is selected, by its path or by its number; `number` is called only if it matters."""
+    def has_layer(self, name: str, numbers: Callable[[], set[int | None]]) -> bool:
+        """Return whether a layer is selected, by its path or by one of its numbers; `numbers` is called only if they matter."""
         return (
             self.numbers is None
-            or number() in self.numbers
+            or not self.numbers.isdisjoint(numbers())
             or any(name == path or name.startswith(f"{path}.") for path in self.paths)
         )
 

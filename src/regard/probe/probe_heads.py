@@ -21,7 +21,7 @@ from regard.errors import ConfigError
 from regard.evaluation_mode import evaluate_mode
 from regard.generate.sequence_reader import compute_logits, sees_ahead
 from regard.mechanism.arguments import check_choice, check_instance, describe_value
-from regard.observe.attention_changes import REPLACEMENTS, KnockOut
+from regard.observe.attention_changes import REPLACEMENTS, KnockOut, name_layer
 from regard.observe.head_kinds import EFFECT, TEXT_EFFECT, THRESHOLDS, Head, Heads, classify_heads, infer_kind
 from regard.observe.head_scores import HeadOptions
 from regard.observe.intervene import intervene
@@ -93,9 +93,9 @@ def probe_heads(
         targets = [AblationTarget(EFFECT, tokens, probe.repeated, compute_losses(logits, tokens, probe.repeated))]
         if text is not None:
             targets.append(make_text_target(model, check_text(text).to(tokens.device)))
-        measured = [target.name for target in targets] if chosen else []
+        measured, layers = [target.name for target in targets] if chosen else [], recording.layers()
         effects = {
-            (row.layer, row.head): {target.name: measure_effect(model, row, by, target) for target in targets}
+            (row.layer, row.head): {target.name: measure_effect(model, row, by, target, layers) for target in targets}
             for row in watch(chosen, len(chosen))
         }
     rows = [
@@ -187,9 +187,12 @@ def compute_losses(logits: Tensor, tokens: Tensor, queries: slice) -> Tensor:
     return F.cross_entropy(logits[:, queries].float().cpu().transpose(1, 2), following, reduction="none")
 
 
-def measure_effect(model: nn.Module, row: Head, by: str, target: AblationTarget) -> Score:
-    """Return by how much the loss rises without a head, with its interval over the rows of the tokens."""
-    with intervene(model, KnockOut(row.name, row.head, by)):
+def measure_effect(model: nn.Module, row: Head, by: str, target: AblationTarget, names: Sequence[str]) -> Score:
+    """Return by how much the loss rises without a head, with its interval over the rows of the tokens.
+
+    names are the modules of all layers.
+    """
+    with intervene(model, KnockOut(name_layer(names, row.layer), row.head, by)):
         losses = compute_losses(compute_logits(model, target.tokens), target.tokens, target.queries)
     rise = (losses - target.losses).unsqueeze(1)
     return estimate_scores(QueryScores(rise, torch.ones_like(rise, dtype=torch.bool)))[0]

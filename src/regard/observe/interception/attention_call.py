@@ -62,6 +62,7 @@ class AttentionCall(CallArguments):
     parent_rows: Tensor | None = None  # each row's parent row in the previous step, if that was observed
     follows_cache: Callable[[], bool] = bool  # whether its keys are seen to be those of a cache with the new ones behind them
     mask_depends_on_scores: bool = False  # whether its mask hides what is small beside its own scores
+    visit: int | None = None  # which visit of its module in a forward it belongs to, where an intervention has counted them
 
 
 def build_plain_call(x: Tensor, v: Tensor, **known: Any) -> AttentionCall:

@@ -14,11 +14,11 @@ from regard.show.page.recording_entry import truncate_word
 MAX_NEW_WORDS = 5  # likeliest words without the heads that are listed too
 
 
-def predict_without_heads(adapter: ModelAdapter, ids: Tensor, off: Mapping[str, Sequence[int]]) -> list[dict[str, Any]]:
+def predict_without_heads(adapter: ModelAdapter, ids: Tensor, off: Mapping[int | str, Sequence[int]]) -> list[dict[str, Any]]:
     """Return words after the tokens (1, t) with their probability `before`, with all heads, and `after`, without some.
 
-    off maps the path of a layer to its heads that are off: their contexts are 0, so that they add nothing. The words are the
-    likeliest ten with all heads and the likeliest five without these, the likeliest before first.
+    off maps a layer, as KnockOut takes it, to its heads that are off: their contexts are 0, so that they add nothing. The words
+    are the likeliest ten with all heads and the likeliest five without these, the likeliest before first.
     """
     with torch.inference_mode():
         before = predict_last(adapter, ids)

@@ -14,6 +14,7 @@ import regard.lectures.examples as lectures
 from regard.errors import ConfigError
 from regard.map.attribution_map import AttributionMap
 from regard.observe import Recording
+from regard.observe.attention_changes import name_layer
 from regard.observe.head_kinds import Heads
 from regard.observe.head_scores import UserScore
 from regard.probe.probe_heads import probe_heads
@@ -283,10 +284,10 @@ class Session:
     def predict_without_heads(self, entry: RecordingEntry, off: Sequence[HeadPlace], alive: Alive) -> dict[str, Any]:
         """Return the next words after the text of a recording with all heads, and with some of them off."""
         adapter, ids = self.require_attributable(entry, HeadPlace())
-        heads: dict[str, list[int]] = {}
+        heads: dict[int | str, list[int]] = {}
         for place in off:
             number = entry.get_head_number(place)
-            heads.setdefault(entry.get_layers(place).names[place.layer], []).append(number)
+            heads.setdefault(name_layer(entry.get_layers(place).names, place.layer), []).append(number)
         with hold_model_lock(self._model_lock, alive):
             return {"words": predict_without_heads(adapter, ids, heads)}
 
