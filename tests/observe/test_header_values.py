@@ -1,10 +1,11 @@
-"""A bias of products with distances is the same after a file, and a header that describes none is refused."""
+"""A bias of products with distances or of groups is the same after a file, and a header that describes none is refused."""
 
 import pytest
 import torch
 
 from map.test_distance_products import DOUBLE, B, H, K, Q, draw_term
 from regard.map.distance_products import DistanceProducts
+from regard.map.grouped_bias import GroupedBias
 from regard.map.relative_bias import RelativeBias
 from regard.observe.header_values import require_bias
 from regard.observe.serialize import NamedTensors
@@ -50,5 +51,39 @@ def test_a_header_of_no_products_is_refused(wrong):
             "another width": (table, packed.tensors[table][..., 1:]),
         }[wrong]
         packed.tensors[changed[0]] = changed[1]
+    with pytest.raises((ValueError, TypeError)):
+        require_bias(header, packed.tensors)
+
+
+def draw_groups() -> GroupedBias:
+    """A bias of random values of five groups, of which each key has two, the same for all batch rows."""
+    return GroupedBias(torch.randn(1, H, Q, 5, dtype=DOUBLE), torch.randint(5, (2, K))).expand(B, H, Q, K)
+
+
+def test_groups_are_the_same_after_a_file_and_a_copy(tmp_path):
+    bias, packed = draw_groups(), NamedTensors()
+    header = packed.add(bias)
+    for found in (require_bias(header, packed.tensors), Store(folder=tmp_path).copy_tensor(bias)):
+        assert isinstance(found, GroupedBias)
+        assert torch.equal(found.to_dense(), bias.to_dense())
+        assert found.nbytes == bias.nbytes
+    assert sum(x.nbytes for x in packed.tensors.values()) == bias.nbytes
+
+
+@pytest.mark.parametrize("wrong", ["shape", "heads", "a group", "a negative group", "few keys", "floats", "no groups"])
+def test_a_header_of_no_groups_is_refused(wrong):
+    packed = NamedTensors()
+    header = packed.add(draw_groups())
+    if wrong in ("shape", "heads"):
+        header["shape"] = [B, H, K, Q] if wrong == "shape" else [B, H + 1, Q, K]
+    else:
+        groups = packed.tensors[header["groups"]]
+        packed.tensors[header["groups"]] = {
+            "a group": groups + 5,
+            "a negative group": groups - 5,
+            "few keys": groups[:, 1:],
+            "floats": groups.double(),
+            "no groups": groups[:0],
+        }[wrong]
     with pytest.raises((ValueError, TypeError)):
         require_bias(header, packed.tensors)

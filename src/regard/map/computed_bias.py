@@ -1,14 +1,18 @@
 """Biases of which less is stored than their entries: those that are read are computed."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from regard.mechanism.scores import score_dtype
+
 STATED = ("__len__", "dim", "size", "numel", "is_floating_point", "element_size", "stride")  # what the shape and dtype tell
 PROPERTIES = ("shape", "dtype", "device", "layout", "ndim", "is_nested", "is_sparse", "is_cuda", "is_meta", "requires_grad")
 ENTRYWISE = ("to", "float", "double", "half", "bfloat16", "cpu", "detach", "clone", "contiguous", "__deepcopy__")
+CASTS = ("to", "half", "bfloat16")  # perhaps to a precision in which the entries are not computed
 METHODS = (*ENTRYWISE, "__getitem__", "expand", "to_dense", "data_ptr", "index_select")
 
 
@@ -99,3 +103,27 @@ def parse_index(index: Any, dims: int) -> MatrixIndex | None:
         parts[at : at + 1] = [slice(None)] * (dims - len(parts) + 1)
     parts += [slice(None)] * (dims - len(parts))
     return MatrixIndex(tuple(parts[:-2]), *parts[-2:])
+
+
+def define_entrywise(kind: Any) -> None:
+    """Define the methods that treat entries one by one for a class of biases that has `apply`, a function of what it stores."""
+
+    def define(name: str) -> Callable[..., Tensor]:
+        def compute(self: Any, *args: Any, **kwargs: Any) -> Tensor:
+            def change(x: Tensor) -> Tensor:
+                changed: Tensor = getattr(x, name)(*args, **kwargs)
+                return changed
+
+            wanted = change(torch.empty(0, dtype=self.dtype)).dtype if name in CASTS else self.dtype
+            found: Tensor = self.apply(change) if score_dtype(wanted) == wanted else change(self.to_dense())
+            return found
+
+        return compute
+
+    for name in ENTRYWISE:
+        setattr(kind, name, define(name))
+
+
+def drop_repeated_axes(x: Tensor) -> Tensor:
+    """Return a tensor with size 1 for each axis along which it is expanded."""
+    return x[tuple(slice(None) if stride else slice(1) for stride in x.stride())]

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.map.computed_bias import ENTRYWISE, ComputedBias, MatrixIndex
+from regard.map.computed_bias import ComputedBias, MatrixIndex, define_entrywise, drop_repeated_axes
+from regard.map.grouped_bias import GroupedBias
 from regard.map.relative_bias import RelativeBias
 from regard.mechanism.request import disable_autocast
 from regard.mechanism.scores import score_dtype
 
-CASTS = ("to", "half", "bfloat16")  # perhaps to a precision in which the entries are not computed
 ROWS = 128  # tokens whose products with distances are computed at a time
 PAIR_NUMBERS = 2**22  # numbers of vectors that are multiplied at a time where single entries are read
 DENSE = 4  # times as many entries as are read may a block have that is computed for them
@@ -199,24 +199,7 @@ class DistanceProducts(ComputedBias):
         return entries.view(*entries.shape[:-1], *shape)
 
 
-def apply_to_terms(name: str) -> Callable[..., Tensor]:
-    """Return the method of a tensor that treats its entries one by one, for the vectors, the tables and the rest."""
-
-    def compute(self: DistanceProducts, *args: Any, **kwargs: Any) -> Tensor:
-        def change(x: Tensor) -> Tensor:
-            changed: Tensor = getattr(x, name)(*args, **kwargs)
-            return changed
-
-        wanted = change(torch.empty(0, dtype=self.dtype)).dtype if name in CASTS else self.dtype
-        if score_dtype(wanted) != wanted:
-            return change(self.to_dense())
-        return self.apply(change)
-
-    return compute
-
-
-for name in ENTRYWISE:
-    setattr(DistanceProducts, name, apply_to_terms(name))
+define_entrywise(DistanceProducts)
 
 
 def multiply_distances(vectors: Tensor, table: Tensor, index: Tensor, others: int) -> Tensor:
@@ -256,8 +239,10 @@ def expand_term(term: DistanceTerm, shape: tuple[int, ...] | torch.Size) -> Dist
 
 
 def drop_expanded(x: Tensor) -> Tensor:
-    """Return a tensor, or a relative bias, with size 1 for each axis along which it is expanded."""
+    """Return a tensor, a relative bias or one of groups, with size 1 for each axis along which it is expanded."""
     if isinstance(x, RelativeBias):
         leading = (slice(None) if stride else slice(1) for stride in x.diagonals.stride()[:-1])
         return RelativeBias(x.diagonals[tuple(leading)], x.shape[-2])
-    return x[tuple(slice(None) if stride else slice(1) for stride in x.stride())]
+    if isinstance(x, GroupedBias):
+        return GroupedBias(drop_repeated_axes(x.numbers), x.groups)
+    return drop_repeated_axes(x)

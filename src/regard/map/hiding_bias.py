@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from regard.map.distance_products import DistanceProducts, drop_expanded
+from regard.map.grouped_bias import GroupedBias
 from regard.map.relative_bias import RelativeBias
 from regard.mechanism.request import Request
 from regard.mechanism.scores import score_dtype
@@ -25,10 +26,11 @@ def find_hiding_bias(request: Request) -> float:
     bias, products = request.bias, 0.0
     if isinstance(bias, DistanceProducts):
         products, bias = bias.bound(), bias.rest
-    if bias is None or not bias.numel():
-        return -math.inf
-    blocks, exact = split_entries(bias), torch.finfo(score_dtype(request.q.dtype))
+    exact = torch.finfo(score_dtype(request.q.dtype))
     underflow = 1 + math.log(2) - math.log(exact.smallest_normal) - math.log(exact.eps)
+    if bias is None or not bias.numel() or (isinstance(bias, GroupedBias) and bias.bound() <= underflow):
+        return -math.inf
+    blocks = split_entries(bias)
     found, lowest = -math.inf, find_lowest(blocks, -math.inf)
     if lowest < -underflow:
         reach = underflow + 2 * SPARE * (bound_scores(request) + products)

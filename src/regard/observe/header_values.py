@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.map.distance_products import DistanceProducts, DistanceTerm
+from regard.map.grouped_bias import GroupedBias
 from regard.map.relative_bias import RelativeBias
 
 LARGEST = 2**30  # numbers of an empty tensor, its batch or position axis of 0 counted as 1
@@ -81,10 +82,30 @@ def require_relative_bias(x: Any, tensors: dict[str, Tensor]) -> RelativeBias:
 
 
 def require_bias(x: Any, tensors: dict[str, Tensor]) -> Tensor:
-    """Return the bias of x: the name of a tensor, of diagonals with their number of queries, or those of products."""
+    """Return the bias of x: the name of a tensor, of diagonals with their number of queries, or those of products or groups."""
     if isinstance(x, dict):
-        return require_distance_products(x, tensors)
+        return require_grouped_bias(x, tensors) if "groups" in x else require_distance_products(x, tensors)
     return require_relative_bias(x, tensors) if isinstance(x, list) else tensors[x]
+
+
+def require_grouped_bias(x: dict[str, Any], tensors: dict[str, Tensor]) -> GroupedBias:
+    """Return the bias of x: the names of the numbers of groups, and of the groups of each key."""
+    shape = tuple(require_count(size) for size in require_list(x["shape"], 4))
+    numbers, groups = tensors[x["numbers"]], tensors[x["groups"]]
+    if (
+        numbers.dim() != 4
+        or numbers.dtype not in REAL
+        or groups.dim() != 2
+        or groups.dtype != torch.int64
+        or not groups.numel()
+    ):
+        raise ValueError(f"numbers {tuple(numbers.shape)} and groups {tuple(groups.shape)} are no bias")
+    if int(groups.min()) < 0 or int(groups.max()) >= numbers.shape[3]:
+        raise ValueError(f"groups {tuple(groups.shape)} do not fit numbers {tuple(numbers.shape)}")
+    sizes = zip(numbers.shape[:2], shape[:2], strict=True)
+    if any(m not in (1, n) for m, n in sizes) or (numbers.shape[2], groups.shape[1]) != shape[2:]:
+        raise ValueError(f"numbers {tuple(numbers.shape)} and groups {tuple(groups.shape)} do not fit {shape}")
+    return GroupedBias(numbers, groups).expand(shape)
 
 
 def require_distance_products(x: dict[str, Any], tensors: dict[str, Tensor]) -> DistanceProducts:

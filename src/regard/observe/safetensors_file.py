@@ -15,9 +15,9 @@ from regard.errors import DataError
 from regard.observe.checksums import compute_checksums, compute_header_checksum, find_altered_tensor
 
 # 2 adds additive scores and words of each axis; 3 checksums; 4 maps without a softmax; 5 biases by their diagonals; 6 those of
-# products with distances
-FORMAT, VERSION = "regard recording", 6
-BEFORE_RECURRENCES, BEFORE_DIAGONALS, BEFORE_PRODUCTS = 3, 4, 5  # of a file without any, which earlier code reads too
+# products with distances; 7 those of groups of keys
+FORMAT, VERSION = "regard recording", 7
+BEFORE_RECURRENCES, BEFORE_DIAGONALS, BEFORE_PRODUCTS, BEFORE_GROUPS = 3, 4, 5, 6  # of a file without; earlier code reads it
 HEADER, SUMS, SUM = "recording", "checksums", "checksum"  # metadata: our header, checksums of tensors, of the rest
 ATTEMPTS = 100  # to read a file that is being replaced
 

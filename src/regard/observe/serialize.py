@@ -4,7 +4,9 @@ from typing import Any
 
 from torch import Tensor
 
+from regard.map.computed_bias import drop_repeated_axes
 from regard.map.distance_products import DistanceProducts, drop_expanded
+from regard.map.grouped_bias import GroupedBias
 from regard.map.relative_bias import RelativeBias
 from regard.observe import implicit_serialization, safetensors_file
 from regard.observe.implicit_history import ImplicitCall, ImplicitHistory
@@ -36,7 +38,8 @@ class NamedTensors:
     def add(self, x: Tensor | None) -> Any:
         """Return the name of a tensor in the file, adding it if needed; None for None.
 
-        A relative bias is the name of its diagonals, and its queries; one of products with distances is the names of its terms.
+        A relative bias is the name of its diagonals, and its queries; one of products with distances is the names of its terms,
+        and one of groups of keys those of its numbers and groups.
         """
         if x is None:
             return None
@@ -45,6 +48,8 @@ class NamedTensors:
         if isinstance(x, DistanceProducts):
             terms = [[*map(self.add, one.list_tensors()), one.is_of_keys] for one in x.terms]
             return {"shape": list(x.shape), "terms": terms, "rest": None if x.rest is None else self.add(drop_expanded(x.rest))}
+        if isinstance(x, GroupedBias):
+            return {"shape": list(x.shape), "numbers": self.add(drop_repeated_axes(x.numbers)), "groups": self.add(x.groups)}
         key = x.data_ptr(), x.shape, x.stride(), x.dtype
         if key not in self.names or not x.numel():
             self.names[key] = f"t{len(self.tensors)}"
@@ -74,8 +79,11 @@ def find_version(recording: Any) -> int:
     implicit = [call for call in recording.calls if isinstance(call, ImplicitCall)]
     biases = [call.stored.bias for call in recording.calls if not isinstance(call, ImplicitCall)]
     biases += [call.stored.mechanism.tensors.get("bias") for call in implicit]
-    if any(isinstance(x, DistanceProducts) for x in biases):
+    biases += [x.rest for x in biases if isinstance(x, DistanceProducts)]
+    if any(isinstance(x, GroupedBias) for x in biases):
         return safetensors_file.VERSION
+    if any(isinstance(x, DistanceProducts) for x in biases):
+        return safetensors_file.BEFORE_GROUPS
     if any(isinstance(x, RelativeBias) for x in biases):
         return safetensors_file.BEFORE_PRODUCTS
     return safetensors_file.BEFORE_DIAGONALS if implicit else safetensors_file.BEFORE_RECURRENCES

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from regard.map.computed_bias import ComputedBias
 from regard.map.distance_products import DistanceProducts, DistanceTerm
-from regard.map.relative_bias import compress_bias
 from regard.mechanism.mask_algebra import Mask, Offset
 from regard.mechanism.request import autocast_tensor, is_autocast_on
 from regard.mechanism.scores import score_dtype
@@ -222,7 +221,6 @@ def add_terms(terms: list[RelativeTerm], bias: Tensor | None, shape: tuple[int, 
     """Return the sum of terms of relative positions and a bias; all of its entries if that has a number for each pair."""
     if not terms:
         return bias
-    bias = None if bias is None else compress_bias(bias)
     own = tuple(one.term for one in terms)
     if bias is None or isinstance(bias, ComputedBias) or min(bias.shape[2:]) == 1:
         return DistanceProducts(own, bias).expand(shape)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.map.computed_bias import ComputedBias
 from regard.map.distance_products import DistanceProducts
-from regard.map.relative_bias import is_relative
+from regard.map.relative_bias import compress_bias, is_relative
 from regard.mechanism.mask_algebra import EVERYTHING
 from regard.mechanism.scores import score_dtype
 from regard.observe.interception.attention_call import AttentionCall
@@ -309,7 +309,8 @@ def join_rules(parts: ScoreParts, low: float, q: Tensor, k: Tensor) -> Any:
     mask = None if added is None else build_additive_mask(added, added <= low)
     if bias is None:
         return (EVERYTHING, 0, None) if mask is None else infer_rule(mask, q, k)
-    return infer_rule_with_bias(mask, False, reduce_to_keys(bias.to(score_dtype(bias.dtype))).clone(), q, k)
+    bias = reduce_to_keys(bias.to(score_dtype(bias.dtype))).clone()
+    return infer_rule_with_bias(mask, False, compress_bias(bias), q, k)
 
 
 def bound_scores(parts: ScoreParts, q: Tensor, k: Tensor) -> float:

@@ -1,0 +1,149 @@
+"""Biases of groups of keys: of a query's entries only one number is stored for each group of keys, not for each key.
+
+The decomposed relative positions of images (MViT, SAM) add a number for the row of a key and one for its column. The segments
+of XLNet are groups as they are.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.map.computed_bias import ComputedBias, MatrixIndex, define_entrywise, drop_repeated_axes
+
+SMALLER = 4  # times as many keys as numbers of a query must a bias have
+ROUNDING = 4  # times the rounding of the largest entry, by which a sum of two numbers may differ from an entry
+PRECISE = (torch.float32, torch.float64)  # in which that is no more than the rounding of scores
+
+
+class GroupedBias(ComputedBias):
+    """A bias (..., q, k) whose entry of query i and key j is the sum of numbers[i, n] over the groups n of key j.
+
+    Its slices, rows, entries and heads are found by the groups; any other function of torch takes it as an ordinary tensor.
+    """
+
+    numbers: Tensor  # (..., q, n)
+    groups: Tensor  # (m, k), the groups of each key
+
+    @staticmethod
+    def __new__(cls, numbers: Tensor, groups: Tensor) -> "GroupedBias":
+        """Build the bias of the numbers of groups, of which each key has as many."""
+        shape = *numbers.shape[:-1], groups.shape[-1]
+        found: GroupedBias = Tensor._make_wrapper_subclass(cls, shape, dtype=numbers.dtype, device=numbers.device)
+        found.numbers, found.groups = numbers, groups
+        return found
+
+    @property
+    def nbytes(self) -> int:  # type: ignore[override]
+        """The bytes of the numbers, without repeats along axes that are expanded, and of the groups."""
+        return drop_repeated_axes(self.numbers).nbytes + self.groups.nbytes
+
+    def data_ptr(self) -> int:
+        """Return the address of the numbers."""
+        return self.numbers.data_ptr()
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """Return the storage of the numbers."""
+        return self.numbers.untyped_storage()
+
+    def bound(self) -> float:
+        """Return a bound of the size of the entries."""
+        return len(self.groups) * float(self.numbers.abs().amax()) if self.numbers.numel() else 0.0
+
+    def apply(self, function: Callable[[Tensor], Tensor]) -> "GroupedBias":
+        """Return the bias with a function of its numbers, which may move it to another device."""
+        numbers = function(self.numbers)
+        return GroupedBias(numbers, self.groups.to(numbers.device)).expand(self.shape)
+
+    def to_dense(self, *_: Any, **__: Any) -> Tensor:
+        """Return the whole bias."""
+        return add_groups(self.numbers.index_select(-1, one) for one in self.groups)
+
+    def expand(self, *sizes: Any, **_: Any) -> "GroupedBias":
+        """Return the bias expanded along axes before those of queries and keys."""
+        shape = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
+        return GroupedBias(self.numbers.expand(*shape[:-2], *self.numbers.shape[-2:]), self.groups)
+
+    def read(self, index: MatrixIndex) -> Tensor | None:
+        """Return the entries of an index; None if they need the whole bias."""
+        queries, keys = self.shape[-2:]
+        spans = index.find_spans(queries, keys)
+        if spans is not None:
+            return GroupedBias(self.numbers[(*index.leading, spans[0])], self.groups[:, spans[1]])
+        entries = index.find_entries(queries, keys)
+        if entries is None:
+            return None
+        rows, columns = entries
+        return add_groups(self.numbers[(*index.leading, rows, one[columns])] for one in self.groups)
+
+
+define_entrywise(GroupedBias)
+
+
+def add_groups(parts: Iterator[Tensor]) -> Tensor:
+    """Return the sum of the numbers of each group that keys have."""
+    total = next(parts)
+    for x in parts:
+        total = total + x
+    return total
+
+
+def group_keys(bias: Tensor) -> Tensor:
+    """Return a bias (..., q, k) as a GroupedBias if its entries are those of few groups of keys, else as it is."""
+    if isinstance(bias, ComputedBias) or bias.dtype not in PRECISE or not bias.numel() or bias.shape[-2] < SMALLER:
+        return bias
+    found = find_equal_columns(bias)
+    return bias if found is None and (found := find_image(bias)) is None else found
+
+
+def find_equal_columns(bias: Tensor) -> GroupedBias | None:
+    """Return the bias of keys that have equal columns; None if there are too many different ones."""
+    last = bias[..., -1, :].flatten(0, -2) if bias.dim() > 2 else bias[-1:]
+    count = len(last[0].unique())
+    if count * SMALLER > last.shape[1]:
+        return None
+    columns, groups = last.unique(dim=1, return_inverse=True)
+    first = torch.full((columns.shape[1],), last.shape[1], device=bias.device)
+    first.scatter_reduce_(0, groups, torch.arange(len(groups), device=bias.device), "amin")
+    found = GroupedBias(bias[..., first], groups[None])
+    is_smaller = columns.shape[1] * SMALLER <= last.shape[1]
+    return found if is_smaller and all(map(torch.equal, list_matrices(found.to_dense()), list_matrices(bias))) else None
+
+
+def find_image(bias: Tensor) -> GroupedBias | None:
+    """Return the bias of keys that are the pixels of an image, perhaps behind a class token, by their rows and columns.
+
+    None if an entry is no sum of a number for the row of its key and one for the column.
+    """
+    keys = bias.shape[-1]
+    for first in (0, 1):
+        pixels = keys - first
+        for width in range(2, pixels // 2 + 1):
+            height = pixels // width
+            if pixels % width or (height + width + 2 * first) * SMALLER > keys:
+                continue
+            tokens, image = bias[..., :first], bias[..., first:].unflatten(-1, (height, width))
+            if not (is_sum(image[(0,) * (bias.dim() - 2)][-1]) and all(map(is_sum, list_matrices(image, 3)))):
+                continue
+            rows, columns = image[..., 0], image[..., 0, :] - image[..., 0, :1]
+            places = torch.arange(pixels, device=bias.device)
+            groups = torch.stack([places // width, places % width + height])
+            if first:  # with a group of its own, and one of 0
+                own = torch.tensor([[height + width], [height + width + 1]], device=bias.device)
+                groups, tokens = torch.cat([own, groups], 1), torch.cat([tokens, torch.zeros_like(tokens)], -1)
+            return GroupedBias(torch.cat([rows, columns, tokens], -1), groups)
+    return None
+
+
+def is_sum(image: Tensor) -> bool:
+    """Return whether entries (..., rows, columns) are sums of a number for each row and one for each column."""
+    expected = image[..., :1] + (image[..., :1, :] - image[..., :1, :1])
+    tolerance = ROUNDING * torch.finfo(image.dtype).eps * float(image.abs().amax())
+    return float((expected - image).abs().amax()) <= tolerance < math.inf  # False for NaN
+
+
+def list_matrices(x: Tensor, axes: int = 2) -> Iterator[Tensor]:
+    """Return the tensors of the last axes of x, one by one."""
+    return iter(x.flatten(0, -axes - 1) if x.dim() > axes else x[None])

@@ -1,0 +1,132 @@
+"""A bias that is stored by groups of keys is the whole bias, whatever is done with it."""
+
+import copy
+import operator
+
+import pytest
+import torch
+from torch import Tensor
+
+from map.test_distance_products import are_close
+from regard import AttentionMap, Padding
+from regard.map.grouped_bias import GroupedBias
+from regard.map.relative_bias import compress_bias
+
+B, H, Q, D = 2, 3, 41, 5
+ROWS, COLUMNS = 7, 13
+K = ROWS * COLUMNS
+DOUBLE = torch.float64
+
+
+def draw_image(first: int = 0, seed: int = 3, size: float = 1.0) -> Tensor:
+    """A bias (B, H, Q, first + K): a number for the row of each pixel and one for its column, and any for `first` tokens."""
+    draw = torch.Generator().manual_seed(seed)
+    rows, columns = (torch.randn(B, H, Q, n, generator=draw, dtype=DOUBLE) * size for n in (ROWS, COLUMNS))
+    tokens = torch.randn(B, H, Q, first, generator=draw, dtype=DOUBLE)
+    return torch.cat([tokens, (rows.unsqueeze(-1) + columns.unsqueeze(-2)).flatten(-2)], -1)
+
+
+def draw_segments() -> Tensor:
+    """A bias (B, H, Q, K) of one number for each of two segments, which differ from batch row to batch row."""
+    draw = torch.Generator().manual_seed(3)
+    values, segments = torch.randn(B, H, Q, 2, generator=draw, dtype=DOUBLE), torch.randint(2, (B, K), generator=draw)
+    return values.gather(-1, segments.view(B, 1, 1, K).expand(B, H, Q, K))
+
+
+ENTRIES, KEYS = torch.tensor([3, 0, Q - 1, -2]), torch.tensor([7, K - 1, -3, 0])
+KEPT = {  # what still is stored by groups
+    "slices": lambda x: x[:, 1:, 5:, :-7],
+    "a row of heads": lambda x: x[:, 2],
+    "heads by number": lambda x: x[:, (2, 0)],
+    "one matrix, expanded": lambda x: x[0, 1].expand(Q, K),
+    "all batch rows": lambda x: x[:1].expand(4, H, Q, K),
+    "planes by number": lambda x: x[torch.zeros(4, dtype=torch.long), torch.tensor([0, 2, 1, 1])],
+    "a copy": torch.clone,
+    "a deep copy": copy.deepcopy,
+    "the same precision": lambda x: x.to(DOUBLE),
+}
+READ = {
+    "entries": lambda x: x[0, 1][ENTRIES, KEYS],
+    "entries that broadcast": lambda x: x[0, 1][ENTRIES.unsqueeze(-1), KEYS],
+    "entries of planes": lambda x: x[torch.tensor([0, 1, 0, 1]), torch.tensor([2, 1, 0, 2]), ENTRIES, KEYS],
+    "entries of all planes": lambda x: x[:, :, ENTRIES, KEYS],
+    "rows": lambda x: x[0, 1][ENTRIES],
+    "rows of all heads": lambda x: x[:, :, ENTRIES],
+    "selected rows": lambda x: x.index_select(2, torch.tensor([3, 0, Q - 1])),
+    "one row": lambda x: x[:1, :, -1:],
+    "a bool index": lambda x: x[0, 1][ENTRIES.new_ones(Q).bool()],
+    "every third key": lambda x: x[..., ::3],
+    "an empty slice": lambda x: x[..., 5:5],
+    "a sum": lambda x: x + 1,
+    "a slice of a sum": lambda x: operator.iadd(torch.ones(6, 4, dtype=DOUBLE), x[0, 1][2:8, 1:5]),
+    "the largest": torch.amax,
+    "its transpose": lambda x: x.mT,
+    "joined": lambda x: torch.cat([x, x], 1),
+    "another precision": lambda x: x.to(torch.bfloat16).double(),
+}
+
+
+@pytest.mark.parametrize("name", [*KEPT, *READ])
+@pytest.mark.parametrize("draw", [draw_image, draw_segments])
+def test_what_is_read_of_groups_is_what_the_whole_bias_has(draw, name):
+    whole, change = draw(), (KEPT | READ)[name]
+    bias = compress_bias(whole)
+    assert isinstance(bias, GroupedBias)
+    found, expected = change(bias), change(whole)
+    assert isinstance(found, GroupedBias) or name not in KEPT
+    found = found.to_dense()
+    assert are_close(found, expected) or (name == "another precision" and (found - expected).abs().max() <= 0.05)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e3])
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+def test_the_bytes_of_an_image_are_those_of_its_rows_and_columns(dtype, first, size):
+    whole = draw_image(first, size=size).to(dtype)
+    bias = compress_bias(whole)
+    assert isinstance(bias, GroupedBias)
+    assert bias.nbytes == B * H * Q * (ROWS + COLUMNS + 2 * first) * whole.element_size() + 2 * (K + first) * 8
+    assert (bias.to_dense() - whole).abs().max() <= 4 * torch.finfo(dtype).eps * whole.abs().max()
+
+
+@pytest.mark.parametrize("where", [(0, 0, 17, 3), (1, 2, 0, 0), (0, 1, Q - 2, K - 1)])
+@pytest.mark.parametrize("draw", [draw_image, draw_segments])
+def test_a_bias_with_one_other_entry_is_kept_whole(draw, where):
+    for other in (1e-6, torch.nan, -torch.inf):
+        bias = draw()
+        bias[where] += other
+        assert compress_bias(bias) is bias
+
+
+def test_a_bias_of_half_precision_is_kept_whole():
+    bias = draw_image().bfloat16()
+    assert compress_bias(bias) is bias
+
+
+@pytest.mark.parametrize("size", [1.0, 1e3])
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+def test_a_map_with_groups_is_that_of_the_whole_bias(dtype, size):
+    torch.manual_seed(3)
+    q, k, whole = torch.randn(B, H, Q, D), torch.randn(B, H, K, D), draw_image(size=size).to(dtype)
+    mask, softcap = Padding(torch.tensor([K, K - 9])), 3.0
+    found, expected = (
+        AttentionMap(q.to(dtype), k.to(dtype), mask, bias=x, softcap=softcap) for x in (compress_bias(whole), whole)
+    )
+    tolerance = 1e-12 if dtype == DOUBLE else 2e-5 * size
+    planes = torch.tensor([0, 1, 1]), torch.tensor([2, 0, 1])
+    for read in (
+        AttentionMap.dense,
+        lambda m: m[:, 1, 7],
+        lambda m: m[0, 0, 3:33, 2:9],
+        lambda m: m[*planes, torch.tensor([40, 3, 11]), torch.tensor([5, 0, 1])],
+        lambda m: m.tile(slice(3, 20), slice(5, 40), 4),
+        lambda m: m.pooled(5, 7),
+        AttentionMap.entropy,
+        AttentionMap.received,
+        lambda m: m.mass(slice(0, 3)),
+        lambda m: m.select(batch=[1], heads=[2, 0]).dense(),
+        lambda m: m @ torch.ones(B, H, K, 2, dtype=dtype).cumsum(2),
+    ):
+        ours, theirs = read(found), read(expected)
+        assert ours.shape == theirs.shape
+        assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max().clamp(min=1)
