@@ -60,11 +60,11 @@ def test_the_most_telling_kind_is_found_with_its_head_its_score_and_a_word_that_
     assert seen.startswith(f"Head {row.head} of layer 0 is ")
     weights = recording.map(0)[0, found.place.head, found.q]
     assert found.k == int(weights.argmax())
-    marked = f"The marked word, ‘{recording.tokens[found.q].strip()}’ at {found.q}, puts {100 * weights.max():.0f} %"
+    marked = f"The marked token, ‘{recording.tokens[found.q].strip()}’ at {found.q}, puts {100 * weights.max():.0f} %"
     assert average.startswith(f"{marked} of its attention on ")
-    assert average.endswith(f"; on average over {row.scores[what].count} words it is {100 * row.scores[what]:.0f} %.")
+    assert average.endswith(f"; on average over {row.scores[what].count} tokens it is {100 * row.scores[what]:.0f} %.")
     others = f", or see all {len(targets)} heads in Heads" if len(targets) > 1 else ""
-    assert touch == (f"The stronger a color, the more it looks there; select another word{others}.",)
+    assert touch == (f"The stronger a color, the more it looks there; select another token{others}.",)
 
 
 @pytest.mark.parametrize(("targets", "key", "count"), [(BEFORE, "the patch just before", T - 1), (FIRST, "the first token", T)])
@@ -73,7 +73,7 @@ def test_the_patches_of_an_image_are_not_called_words(targets, key, count):
     recording.tokens, recording.places = None, regard.PatchGrid(3, 5)
     found = find(recording)
     said = " ".join(found.sentences)
-    assert "word" not in said
+    assert not re.search(r"\bwords?\b|\btokens\b|(?<!first )(?<!class )(?<!-)\btoken\b", said)
     assert f"The marked patch, ‘patch\u00a0{(found.q - 1) // 5},{(found.q - 1) % 5}’, puts " in said
     assert f", {key}; on average over {count} patches it is " in said
     assert said.endswith("select another patch.")
@@ -94,7 +94,7 @@ def test_a_score_on_several_words_is_named_beside_the_weight_of_one():
     assert (found.what, found.q >= 2 * len(WORDS)) == ("induction", True)
     assert whole > 1.9 * weights.max()
     assert f"puts {100 * weights.max():.0f} % of its attention" in found.sentences[1]
-    assert f"; all such words get {100 * whole:.0f} %, and on average over " in found.sentences[1]
+    assert f"; all such tokens get {100 * whole:.0f} %, and on average over " in found.sentences[1]
 
 
 @pytest.mark.parametrize(("count", "place", "name"), [(1, 0, "‘it’"), (3, 0, "‘it’ at 0"), (1024, 1022, "‘it’ at 1,022")])
@@ -106,9 +106,10 @@ def test_a_word_is_named_with_its_place_where_others_look_alike(count, place, na
 def test_a_key_that_does_not_show_the_kind_is_not_said_to_and_the_average_says_of_what_it_is():
     assert explain_key("induction", ["a", "b", "a", "c"], 2, 0) == ""
     low, high, score = torch.tensor(0.2), torch.tensor(0.6), Score(0.5, count=23)
-    assert describe_average("induction", low, high, score, "") == f"on average over 23 words {GETS['induction']} 50 %"
-    assert describe_average("induction", high, low, score, "") == f"{GETS['induction']} 60 %, and on average over 23 words 50 %"
-    assert describe_average("induction", low, low, score, ", said") == "on average over 23 words it is 50 %"
+    assert describe_average("induction", low, high, score, "") == f"on average over 23 tokens {GETS['induction']} 50 %"
+    over = "on average over 23 tokens"
+    assert describe_average("induction", high, low, score, "") == f"{GETS['induction']} 60 %, and {over} 50 %"
+    assert describe_average("induction", low, low, score, ", said") == "on average over 23 tokens it is 50 %"
 
 
 def test_a_headline_claims_nothing_of_every_word_since_a_score_is_an_average():
@@ -141,14 +142,14 @@ def test_the_first_word_is_that_of_the_text_after_padding_on_the_left():
     recording = attend_to([max(3, i - 20) for i in range(T)], mask=pad_left(3))
     found = find(recording)
     assert (found.what, found.k) == ("first token", 3)
-    assert ", the first word;" in found.sentences[1]
+    assert ", the first token;" in found.sentences[1]
 
 
 def test_the_largest_weight_on_another_word_than_the_first_is_not_on_the_first_after_padding():
     targets = [2, 2, 2, 2, 2, 3, 2]  # of the text's five words, one attends to the word before it
     found = find(attend_to(targets, mask=pad_left(2, 7)))
     assert (found.what, found.q, found.k) == (None, 5, 3)
-    assert found.sentences[0].startswith("On these 5 words no head looks clearly at one place: at least 8 words must count")
+    assert found.sentences[0].startswith("On these 5 tokens no head looks clearly at one place: at least 8 tokens must count")
 
 
 class Masked(torch.nn.Module):
@@ -184,10 +185,10 @@ def test_the_finding_of_a_translation_says_what_its_words_look_at_and_names_the_
     found = find_finding(entry, lambda: None)
     (rows, columns), weights = entry.get_axis_words(found.place), entry.get_map(found.place).dense()[0, 0]
     assert (found.place.kind, len(found.sentences)) == ("cross", 3)
-    assert found.sentences[0].startswith("Each word here looks at another input")
+    assert found.sentences[0].startswith("Each token here looks at another input")
     marked, seen = rows[found.q].strip(), columns[found.k].strip()
     share = f"puts {100 * weights[found.q, found.k]:.0f} % of its attention on ‘{seen}’"
-    assert f"the marked word, ‘{marked}’, {share}" in found.sentences[1]
+    assert f"the marked token, ‘{marked}’, {share}" in found.sentences[1]
     assert weights[found.q, found.k] == weights.max()
 
 

@@ -169,7 +169,7 @@ def test_heads_that_were_chosen_keep_the_models_numbers():
         (regard.PatchGrid(2, 3), "patch", ["class token", *(f"patch {n // 3},{n % 3}" for n in range(6))]),
         (regard.PatchGrid(1, 5, 2, names=("a", "b")), "patch", ["a", "b", *(f"patch 0,{column}" for column in range(5))]),
         (regard.AudioFrames(0.5), "frame", [f"{n / 2:.2f} s" for n in range(T)]),
-        (regard.PatchGrid(2, 3, has_queries=False), "word", None),
+        (regard.PatchGrid(2, 3, has_queries=False), "token", None),
         (regard.PatchGrid(2, 7, order=(tuple(range(7)), tuple(range(7, 14)))), "patch", None),  # windows are batch rows
         (regard.PatchGrid(40, 40), "patch", None),  # of another layer
     ],
@@ -187,7 +187,7 @@ def test_without_words_patches_and_frames_have_names(places, unit, names):
     assert found["words"] == ({} if names is None else {"words": {"count": T, "first": expected}})
     recording.tokens = list("abcdefg")
     named = summarize_entry(RecordingEntry("r1", recording))
-    assert (named["attentions"][0]["unit"], named["text"]) == ("word", "abcdefg")
+    assert (named["attentions"][0]["unit"], named["text"]) == ("token", "abcdefg")
 
 
 def test_a_recording_without_words_is_shown_by_numbers():

@@ -1,5 +1,6 @@
-"""The finding of a recording: the head that most clearly does one thing, one of its words, and sentences on what is seen."""
+"""The finding of a recording: the head that most clearly does one thing, one of its tokens, and sentences on what is seen."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,20 +22,20 @@ from regard.show.page.recording_entry import AttentionLayers, HeadPlace, Recordi
 MAX_WEIGHTS = 2**23  # maximum weights of all heads together of a recording whose heads are classified when it is opened
 LEAK = "leak"  # a layer sees later words, and others do not
 DOES = {  # what a head of each kind does on average
-    "induction": "is an induction head: where a word occurs again, it looks at what followed that word before",
-    "duplicate": "is a duplicate-token head: it looks at earlier places of the same word",
-    "previous token": "is a previous-token head: it looks at the word just before",
-    "first token": "is a sink: it looks at the first word, as heads often do that have nothing to add",
-    "stripe": "is a stripe head: it looks at the same few words from everywhere",
-    "itself": "looks at the word itself",
+    "induction": "is an induction head: where a token occurs again, it looks at what followed that token before",
+    "duplicate": "is a duplicate-token head: it looks at earlier places of the same token",
+    "previous token": "is a previous-token head: it looks at the token just before",
+    "first token": "is a sink: it looks at the first token, as heads often do that have nothing to add",
+    "stripe": "is a stripe head: it looks at the same few tokens from everywhere",
+    "itself": "looks at the token itself",
 }
 GETS = {  # what a score measures the attention on
-    "induction": "what followed the same word before gets",
-    "duplicate": "earlier places of the same word get",
-    "previous token": "the word just before gets",
-    "first token": "the first word gets",
-    "stripe": "the same few words get",
-    "itself": "the word itself gets",
+    "induction": "what followed the same token before gets",
+    "duplicate": "earlier places of the same token get",
+    "previous token": "the token just before gets",
+    "first token": "the first token gets",
+    "stripe": "the same few tokens get",
+    "itself": "the token itself gets",
 }
 SCORES: dict[str, Callable[[MapView], QueryScores]] = {  # of each query, by kind
     "induction": lambda look: patterns.score.queries(look, Induction()),
@@ -45,7 +46,8 @@ SCORES: dict[str, Callable[[MapView], QueryScores]] = {  # of each query, by kin
     "itself": lambda look: detectors.weight_on_self.queries(look),
 }
 FINDINGS = (*DOES, LEAK)
-UNITS = {"patch": "patches", "frame": "frames"}  # what is attended to in place of words
+UNITS = {"patch": "patches", "frame": "frames"}  # what is attended to in place of tokens
+TOKENS = re.compile(r"(?<!the first )(?<![-‘])\btokens?\b")  # in a sentence: not the first one, a kind of head or a quoted word
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def find_finding(entry: RecordingEntry, alive: Alive, wanted: str | None = None)
 def find_in_words(
     entry: RecordingEntry, attention: AttentionLayers, alive: Alive, wanted: str | None = None
 ) -> OpeningFinding | None:
-    """Return the finding of the chosen attention, in sentences about words."""
+    """Return the finding of the chosen attention, in sentences about tokens."""
     if count_weights(attention) > MAX_WEIGHTS or not all(q and k for _, _, q, k in attention.shapes):
         return None
     leak = find_leak(entry, attention, alive) if wanted in (None, LEAK) else None
@@ -112,11 +114,10 @@ def find_head_finding(entry: RecordingEntry, place: HeadPlace) -> OpeningFinding
 
 
 def name_units(sentences: tuple[str, ...], unit: str) -> tuple[str, ...]:
-    """Return sentences about words as sentences about patches of an image or frames of sound, whose first token may be none."""
+    """Return sentences about tokens as ones about patches of an image or frames of sound, whose first token may be none."""
     if unit not in UNITS:
         return sentences
-    found = (one.replace("the first word", "the first token") for one in sentences)
-    return tuple(one.replace("words", UNITS[unit]).replace("word", unit) for one in found)
+    return tuple(TOKENS.sub(lambda found: UNITS[unit] if found[0] == "tokens" else unit, one) for one in sentences)
 
 
 def choose_attention(entry: RecordingEntry) -> AttentionLayers:
@@ -153,7 +154,7 @@ def describe_head(entry: RecordingEntry, attention: AttentionLayers, row: Head) 
     reason = explain_key(row.kind, words, q, k, start)
     sentences = (
         f"{name_head(row.layer, row.head)} {DOES[row.kind]}.",
-        f"The marked word, {name_word(words, q)}, puts {format_share(weights[k])} of its attention on "
+        f"The marked token, {name_word(words, q)}, puts {format_share(weights[k])} of its attention on "
         f"{name_word(words, k)}{reason}; {describe_average(row.kind, scores[0][q], weights[k], score, reason)}.",
         describe_controls(attention),
     )
@@ -191,10 +192,10 @@ def explain_key(kind: str, words: Sequence[str], q: int, k: int, first: int = 0)
     if kind == "induction" and k and words[k - 1] == words[q]:
         return f", which followed an earlier {quote_word(words[q])}"
     if kind == "duplicate" and words[k] == words[q]:
-        return ", the same word"
+        return ", the same token"
     places = {
-        "previous token": (q - 1, "the word just before"),
-        "first token": (first, "the first word"),
+        "previous token": (q - 1, "the token just before"),
+        "first token": (first, "the first token"),
         "itself": (q, "itself"),
     }
     place, meaning = places.get(kind, (None, ""))
@@ -203,10 +204,10 @@ def explain_key(kind: str, words: Sequence[str], q: int, k: int, first: int = 0)
 
 def describe_average(kind: str, value: Tensor, largest: Tensor, score: Score, reason: str) -> str:
     """Return the score of a head and of what it is the average, with its value at the query where that is of several keys."""
-    over = f"on average over {score.count:,} words"
+    over = f"on average over {score.count:,} tokens"
     if format_share(value) == format_share(largest) or value < largest:
         return f"{over} {'it is' if reason else GETS[kind]} {format_share(score)}"
-    return f"{'all such words get' if reason else GETS[kind]} {format_share(value)}, and {over} {format_share(score)}"
+    return f"{'all such tokens get' if reason else GETS[kind]} {format_share(value)}, and {over} {format_share(score)}"
 
 
 def find_leak(entry: RecordingEntry, attention: AttentionLayers, alive: Alive) -> OpeningFinding | None:
@@ -222,9 +223,9 @@ def find_leak(entry: RecordingEntry, attention: AttentionLayers, alive: Alive) -
     words, _ = entry.get_axis_words(place)
     layers = " and ".join(str(layer) for layer, _ in leaking)
     sentences = (
-        f"The mask leaks: of {len(found)} layers, layer{'s' * (len(leaking) > 1)} {layers} see{'s' * (len(leaking) < 2)} words "
-        "that are still to come, to the right of the diagonal.",
-        f"In {name_head(layer, attention.head_numbers[layer][place.head]).lower()}, the marked word, "
+        f"The mask leaks: of {len(found)} layers, layer{'s' * (len(leaking) > 1)} {layers} see{'s' * (len(leaking) < 2)} "
+        "tokens that are still to come, to the right of the diagonal.",
+        f"In {name_head(layer, attention.head_numbers[layer][place.head]).lower()}, the marked token, "
         f"{name_word(words, q)}, puts {format_share(later[place.head, q, k])} of its attention on "
         f"{name_word(words, k)}, which comes later.",
         describe_controls(attention),
@@ -250,10 +251,10 @@ def find_strongest_weight(
     place, q, k = find_maximum(attention, layer, weights)
     rows, columns = entry.get_axis_words(place)
     head = name_head(layer, attention.head_numbers[layer][place.head]).lower()
-    other = " on another word than itself and the first" if attention.kind == "self" else ""
+    other = " on another token than itself and the first" if attention.kind == "self" else ""
     sentences = (
         explain_missing_kind(entry, attention, wanted),
-        f"The largest single weight{other} is in {head}: the marked word, {name_word(rows, q)}, puts "
+        f"The largest single weight{other} is in {head}: the marked token, {name_word(rows, q)}, puts "
         f"{format_share(weights[place.head, q, k])} of its attention on {name_word(columns, k)}.",
         describe_controls(attention),
     )
@@ -263,12 +264,12 @@ def find_strongest_weight(
 def explain_missing_kind(entry: RecordingEntry, attention: AttentionLayers, wanted: str | None) -> str:
     """Return why no head is named by its kind; of attention to another input, whose heads have no such kinds, what it is."""
     if attention.kind != "self":
-        return "Each word here looks at another input: that of a translation looks at the sentence that was translated."
+        return "Each token here looks at another input: that of a translation looks at the sentence that was translated."
     q = int(view_layer(entry, HeadPlace(attention.kind, attention.part, 0, 0)).is_token[0, 0].sum())  # without padding
     if wanted in DOES:
-        return f"No head is surely of the kind ‘{wanted}’ on these {q:,} words."
-    few = f": at least {MIN_SUPPORT} words must count" if q <= MIN_SUPPORT else ""
-    return f"On these {q:,} words no head looks clearly at one place{few}."
+        return f"No head is surely of the kind ‘{wanted}’ on these {q:,} tokens."
+    few = f": at least {MIN_SUPPORT} tokens must count" if q <= MIN_SUPPORT else ""
+    return f"On these {q:,} tokens no head looks clearly at one place{few}."
 
 
 def view_layer(entry: RecordingEntry, place: HeadPlace) -> MapView:
@@ -298,7 +299,7 @@ def describe_controls(attention: AttentionLayers) -> str:
     """Return what the colors mean, and what a reader can touch next."""
     count = sum(shape[1] for shape in attention.shapes)
     others = f", or see all {count:,} heads in Heads" if count > 1 else ""
-    return f"The stronger a color, the more it looks there; select another word{others}."
+    return f"The stronger a color, the more it looks there; select another token{others}."
 
 
 def name_head(layer: int, head: int) -> str:

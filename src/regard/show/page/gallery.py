@@ -45,8 +45,8 @@ class GalleryItem:
 
 ITEMS = (
     GalleryItem("induction", "Repeated words: an induction head", "type", "induction", " ".join([WORDS] * 4)),
-    GalleryItem("previous", "The word before: a diagonal", "map", "previous token", BALLS),
-    GalleryItem("sink", "The first word: a sink", "map", "first token", BALLS),
+    GalleryItem("previous", "The token before: a diagonal", "map", "previous token", BALLS),
+    GalleryItem("sink", "The first token: a sink", "map", "first token", BALLS),
     GalleryItem("translation", "A translation, word by word", "text"),
     GalleryItem(LEAK, "A mask that leaks", "map", LEAK),
     GalleryItem("six", "Six words, step by step", "steps", link="example=simple"),

@@ -276,9 +276,9 @@ class RecordingEntry:
         return name_places(*found.pop()) if len(found) == 1 and not self.recording.tokens else []
 
     def find_unit(self, attention: AttentionLayers) -> str:
-        """Return what the queries of some layers are: "patch" or "frame" where their places say so, else "word"."""
+        """Return what the queries of some layers are: "patch" or "frame" where their places say so, else "token"."""
         places = [] if self.recording.tokens else self.recording.axis_places(0, attention.kind, attention.part)[0]
-        return "word" if not places else "frame" if isinstance(places[0], AudioFrames) else "patch"
+        return "token" if not places else "frame" if isinstance(places[0], AudioFrames) else "patch"
 
     def count_word_rows(self) -> int:
         """Return for how many batch rows there are words, of two texts in either of them."""

@@ -52,7 +52,7 @@ def compute_row_steps(
     others = torch.cat((rest, row.new_empty(0) if plane.sink is None else plane.sink.view(1))).logsumexp(0)
     share = float((others - torch.logaddexp(others, row[largest].logsumexp(0))).exp()) if count else 0.0
     note = (
-        f"Of {len(columns):,} words, {quote_word(truncate_word(asks))} attends most to these {len(largest)}; all "
+        f"Of {len(columns):,} tokens, {quote_word(truncate_word(asks))} attends most to these {len(largest)}; all "
         f"others together receive {format_rounded(share)} of its attention. The context is computed from these alone."
     )
     found = describe_head(entry, place, [asks], [columns[key] for key in largest.tolist()], 0)

@@ -101,13 +101,13 @@ def test_the_page_says_what_the_terminal_says(open_page, address):
     ):
         assert formulas == step_descriptions.get_formulas(steps, scale, torch.tensor(problem["q"]))
         right = step_descriptions.write_sentences(steps, one["words"], one["query"])
-        told = {name: re.sub(r"\(word (\d+)\)", from_nought, right[name]) for name in said}
+        told = {name: re.sub(r"\(word (\d+)\)|\bwords?\b", name_tokens, right[name]) for name in said}
         assert {name: text.lower() for name, text in said.items()} == {name: text.lower() for name, text in told.items()}
 
 
-def from_nought(found: re.Match) -> str:
-    """The page counts tokens from 0 everywhere, regard walk the words of the lectures from 1."""
-    return f"(token {int(found[1]) - 1})"
+def name_tokens(found: re.Match) -> str:
+    """The page names and counts tokens, from 0 everywhere, regard walk the words of the lectures, from 1."""
+    return f"(token {int(found[1]) - 1})" if found[1] else found[0].replace("word", "token")
 
 
 def test_numbers_are_written_as_in_python(open_page, address):

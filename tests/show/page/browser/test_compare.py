@@ -171,7 +171,7 @@ def test_each_side_has_its_own_head_and_they_change_places(open_page, address):
 def test_prompts_of_one_length_are_compared_place_by_place(open_page, address):
     page = wait_until_drawn(open_page(f"{address}#view=compare&r=r1&layer=1&r2=r2&layer2=1&head2=0"))
     assert page.locator(".compare-page > .note").inner_text() == (
-        f"Both have {T} words, 1 of which is different: the difference is computed position by position."
+        f"Both have {T} tokens, 1 of which is different: the difference is computed position by position."
     )
     share = float(re.search(r"0\.\d+", page.locator(".compare-told").inner_text())[0])
     assert share == expect_moved((Q, K, 1, 0), (*OTHER, 1, 0))
@@ -180,7 +180,7 @@ def test_prompts_of_one_length_are_compared_place_by_place(open_page, address):
 def test_prompts_that_begin_alike_are_compared_so_far(open_page, address):
     page = wait_until_drawn(open_page(f"{address}#view=compare&r=r1&layer=1&r2=r3&layer2=1&head2=0"))
     assert page.locator(".compare-page > .note").inner_text() == (
-        f"The first text has {T} words, the second 11. The first 5 are the same; the difference is computed for these."
+        f"The first text has {T} tokens, the second 11. The first 5 are the same; the difference is computed for these."
     )
     share = float(re.search(r"0\.\d+", page.locator(".compare-told").inner_text())[0])
     assert share == expect_moved((Q, K, 1, 0), (*LONGER, 1, 0), 5)
@@ -211,7 +211,7 @@ def test_another_text_is_run_for_the_second_side(open_page, address):
     page.keyboard.press("Enter")
     wait_until(page, "location.hash.includes('r2=gpt-2-cba-') && location.hash.includes('text2=CBA')")
     wait_until_drawn(page, panes=2)
-    assert page.locator(".compare-page > .note").inner_text().startswith(f"The first text has {T} words, the second 3.")
+    assert page.locator(".compare-page > .note").inner_text().startswith(f"The first text has {T} tokens, the second 3.")
 
 
 def test_on_a_phone_the_pictures_stand_one_at_a_time_in_the_same_place(open_page, address):
@@ -230,7 +230,7 @@ def test_what_is_compared_of_two_translations_of_one_sentence_is_said_of_the_tra
     assert [(one["rows"], one["columns"]) for one in found] == [(3, 4)] * 4
     assert [one["said"] for one in found] == [
         "",
-        "Both have 3 words, 2 of which are different: the difference is computed position by position.",
-        "The first text has 3 words, the second 5. The first 3 are the same; the difference is computed for these.",
-        "Both have 3 words, 1 of which is different: the difference is computed position by position.",
+        "Both have 3 tokens, 2 of which are different: the difference is computed position by position.",
+        "The first text has 3 tokens, the second 5. The first 3 are the same; the difference is computed for these.",
+        "Both have 3 tokens, 1 of which is different: the difference is computed position by position.",
     ]

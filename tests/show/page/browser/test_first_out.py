@@ -29,7 +29,7 @@ def test_one_switch_takes_the_first_word_out_and_puts_it_back(open_page, address
     before = page.locator("#stage").inner_html()
     page.locator("[data-control=sink]").click()
     wait_until(page, "document.querySelector('[data-control=sink]').getAttribute('aria-pressed') === 'true'")
-    wait_until(page, "document.querySelector('#caption').textContent.includes('without the first word')")
+    wait_until(page, "document.querySelector('#caption').textContent.includes('without the first token')")
     wait_until_quiet(page)
     assert link(page)["sink"] == "out"
     assert any("%3Arest" in url or ":rest" in url for url in asked)
@@ -37,7 +37,7 @@ def test_one_switch_takes_the_first_word_out_and_puts_it_back(open_page, address
         assert page.locator(".word").first.evaluate("(word) => word.style.backgroundColor") == ""
         assert page.locator("#stage").inner_html() != before
     page.locator("[data-control=sink]").click()
-    wait_until(page, "!document.querySelector('#caption').textContent.includes('without the first word')")
+    wait_until(page, "!document.querySelector('#caption').textContent.includes('without the first token')")
     assert "sink" not in link(page)
 
 
@@ -46,7 +46,7 @@ def test_one_click_probes_the_model(open_page, address):
     page.get_by_role("button", name="Probe the model").click()
     wait_until(page, "[...document.querySelectorAll('[data-control=by] option')].some((one) => one.value === 'copying')")
     wait_until_quiet(page)
-    assert "repeated random words" in page.locator(".heads").inner_text()
+    assert "repeated random tokens" in page.locator(".heads").inner_text()
     assert page.locator(".head-kind", has_text="induction").count() >= 1
     page.get_by_role("button", name="Probe the model").click()
     wait_until(page, "![...document.querySelectorAll('[data-control=by] option')].some((one) => one.value === 'copying')")

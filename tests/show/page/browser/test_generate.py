@@ -219,7 +219,7 @@ def test_the_keys_go_from_word_to_word_and_let_go(open_page, address):
 def test_what_was_written_is_read_on_in_the_other_views(open_page, address):
     page = generate_text(open_page(f"{address}#view=generate"))
     whole = TEXT + came(page)
-    page.get_by_role("navigation", name="The same words").get_by_role("link", name="Steps").click()
+    page.get_by_role("navigation", name="The same tokens").get_by_role("link", name="Steps").click()
     page.wait_for_selector(".steps-formula b")
     words = [option.strip("‘’")[0] for option in page.get_by_role("combobox", name="Query").locator("option").all_inner_texts()]
     assert "".join(words) == whole[: len(words)]

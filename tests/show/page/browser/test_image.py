@@ -1,6 +1,7 @@
 """The Image view: what a patch or a word looks at in an image, by hovering, by the keyboard and in the link."""
 
 import json
+import re
 from functools import cache
 
 import numpy as np
@@ -20,7 +21,8 @@ from show.page.browser.recordings import CODE, expect_digits
 from show.vision_models import llava, make_llava, make_pixels, make_vit, record_family, swin, vit
 
 CANVAS = "document.querySelector('.image-sheet canvas')"
-OF_TEXTS = ("marks in words", "pull", "cut", "logit", "Probe the model")  # what these speak of are words on every page
+OF_TEXTS = ("marks in tokens", "pull", "cut", "logit", "Probe the model")  # of tokens of a text on every page
+OTHER_UNITS = re.compile(r"\bwords?\b|\btokens\b|(?<!class )\btoken\b(?! \d)|patch or")
 IMAGE = np.arange(30 * 42 * 3, dtype=np.int64).astype(np.uint8).reshape(30, 42, 3)
 
 
@@ -403,7 +405,7 @@ def test_the_question_and_the_help_of_a_page_of_patches_call_them_so(open_page, 
     said += page.locator("dialog .explained, dialog dl:not(.terms) dd").all_inner_texts()
     said += page.locator("#bar h1, #caption").all_inner_texts()
     assert "patch" in page.locator("dialog").inner_text()
-    assert [text for text in said if "word" in text or "patch or" in text] == []
+    assert [text for text in said if OTHER_UNITS.search(text)] == []
 
 
 def test_the_steps_of_patches_call_them_so(open_page, addresses):
@@ -414,9 +416,9 @@ def test_the_steps_of_patches_call_them_so(open_page, addresses):
         page.keyboard.press("ArrowRight")
     assert said[0].startswith("From its vector x, each patch gets a query")
     assert ": rows are patches, columns are the numbers" in said[1]
-    assert [text for text in said if "word" in text] == []
+    assert [text for text in said if OTHER_UNITS.search(text)] == []
     page = wait_until_settled(open_page(f"{addresses['vit']}#view=steps&example=simple"))
-    assert "word" in page.locator(".steps").inner_text() + page.locator("#caption").inner_text()
+    assert "rows are tokens" in page.locator(".steps").inner_text() + page.locator("#caption").inner_text()
 
 
 def test_the_words_to_generate_are_no_patches_of_the_image_that_is_open(open_page, serving):
@@ -424,7 +426,7 @@ def test_the_words_to_generate_are_no_patches_of_the_image_that_is_open(open_pag
     page = wait_until_settled(open_page(f"{address}#view=text&r=r1"))
     assert page.locator("#bar h1").inner_text() == "Which patches attend to which?"
     page = open_page(f"{address}#view=generate&r=r1")
-    question = "Which word comes next, and where did the model look?"
+    question = "Which token comes next, and where did the model look?"
     wait_until(page, f"document.querySelector('#bar h1')?.textContent === {question!r}")
 
 

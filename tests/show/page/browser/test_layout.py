@@ -136,7 +136,7 @@ def test_at_200_percent_a_text_below_its_finding_shows_six_lines(open_page, serv
 @pytest.mark.parametrize(("view", "screen"), list(itertools.product(["text", "heads", "map", "compare"], SCREENS)))
 def test_the_choice_of_a_logit_is_not_cut_and_numbers_of_a_signed_legend_keep_apart(open_view, view, screen):
     page = open_view(view, screen, "&show=pull")
-    wait_until(page, "document.querySelector('[aria-label=\"Next word\"]').value !== '…'")
+    wait_until(page, "document.querySelector('[aria-label=\"Next token\"]').value !== '…'")
     assert page.evaluate(CUT) == []
     assert page.locator(".ticks").count() > 0
     assert page.evaluate(CROWDED) == []
@@ -146,7 +146,7 @@ def test_the_choice_of_a_logit_is_not_cut_and_numbers_of_a_signed_legend_keep_ap
 @pytest.mark.parametrize("view", ["text", "heads", "map", "steps", "compare"])
 def test_the_controls_of_a_phone_take_two_lines_at_most_with_the_choice_of_a_logit(open_view, view, setting):
     page = open_view(view, "phone", f"&show={setting}")
-    wait_until(page, "document.querySelector('[aria-label=\"Next word\"]').value !== '…'")
+    wait_until(page, "document.querySelector('[aria-label=\"Next token\"]').value !== '…'")
     assert page.locator("#bar select[data-control=show]").input_value() == setting
     assert page.evaluate(LINES, "#bar > .control") <= 2
     outside = "[...document.querySelectorAll('#bar *')].filter((one) => one.getBoundingClientRect().right > innerWidth).length"
@@ -389,7 +389,7 @@ def test_the_word_of_every_control_is_explained_by_the_help(open_view, view):
     assert all(len(text) > 20 for text in page.locator("dialog .terms dd").all_inner_texts())
 
 
-TOKENS = "Each word that is shown or counted is a token of the model: a word, or a piece of one."
+TOKENS = "A token is what the model reads at a time: a word, a piece of one, or a character."
 
 
 @pytest.mark.parametrize("view", VIEWS)

@@ -136,7 +136,7 @@ def test_a_head_that_is_chosen_in_one_view_is_shown_in_the_others(open_page, add
 def type_text(page, text: str):
     """The page once it has read a text in Type; its own first text is there before, or it would follow what is typed."""
     wait_until_quiet(page)
-    page.get_by_role("textbox", name="Your words").fill(text)
+    page.get_by_role("textbox", name="Your text").fill(text)
     page.keyboard.press("Enter")
     wait_until(page, f"document.querySelector('.type-words')?.innerText.replaceAll('\\n', '') === {text!r}")
     return wait_until_quiet(page)
@@ -161,7 +161,7 @@ def test_the_start_is_a_finding_whatever_was_typed_before_and_its_link_keeps_it(
     assert said == " ".join(finding["sentences"])
     assert link(page)["q"] == str(finding["state"]["q"])
     text = " ".join([WORDS] * 4)
-    assert (words_of(page), page.get_by_role("textbox", name="Your words").input_value()) == (text, text)
+    assert (words_of(page), page.get_by_role("textbox", name="Your text").input_value()) == (text, text)
     page.reload()
     wait_until(page, LIT)
     assert page.locator("#finding").inner_text() == said

@@ -59,7 +59,7 @@ def test_the_list_of_keys_opens_and_closes(open_page, address, view):
     page = wait_until_settled(open_page(f"{address}#view={view}"))
     page.keyboard.press("?")
     dialog = page.get_by_role("dialog")
-    assert "find a word" in dialog.inner_text()
+    assert "find a token" in dialog.inner_text()
     page.keyboard.press("Escape")
     wait_until(page, "!document.querySelector('dialog')")
 

@@ -239,6 +239,6 @@ def test_a_row_that_is_nan_is_said_to_be_and_not_hidden(open_page, serving, tmp_
         wait_until(page, f"document.querySelector('.readout dd').textContent === '{fields[0]}'")
         assert page.locator(".readout dd").all_inner_texts()[:3] == fields
     page.evaluate("location.hash = '#view=text&head=1&q=3'")
-    page.get_by_text("it sees no word, or they are not numbers (NaN)").wait_for()
+    page.get_by_text("it sees no token, or they are not numbers (NaN)").wait_for()
     page.evaluate("location.hash = '#view=compare&head=0&head2=1&q=3&k=1'")
     page.get_by_text("second: not a number (NaN)").wait_for()

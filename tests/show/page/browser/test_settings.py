@@ -330,7 +330,7 @@ def test_steps_computes_each_setting_as_one_more_step(open_page, address, matric
     largest = sorted(exact[LAST].abs().topk(16).indices.tolist())
     assert [float(text) for text in numbers] == pytest.approx(exact[LAST, largest].tolist(), rel=6e-3, abs=1e-12)
     is_alone = int((exact != 0).any(-1).sum()) == 1  # from the last layer, only the last word reaches the logit
-    assert ("no other word reaches the logit" in page.locator("body").inner_text()) == is_alone == (setting != "carried")
+    assert ("no other token reaches the logit" in page.locator("body").inner_text()) == is_alone == (setting != "carried")
     press(page, "weight")
     assert link(page)["step"] == "weights"
     assert setting not in page.locator(".steps-names button").all_inner_texts()

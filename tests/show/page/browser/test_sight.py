@@ -50,7 +50,7 @@ def test_a_layer_that_leaks_is_seen_in_the_squares_said_in_words_and_read_pair_b
     )
     assert not any("examination" in url for url in asked)
     page.get_by_role("button", name=BUTTON).click()
-    wait_for_answer(page, "leaking: of these 12 words, 11 see what they may not.")
+    wait_for_answer(page, "leaking: of these 12 tokens, 11 see what they may not.")
     lower = {(i, j): "■" for i in range(COUNT) for j in range(i + 1)}
     upper = {(i, j): "+" for i in range(COUNT) for j in range(i + 1, COUNT)}
     assert signs(page) == [lower, lower | upper, upper]
@@ -75,7 +75,7 @@ def test_a_layer_that_leaks_is_seen_in_the_squares_said_in_words_and_read_pair_b
     assert page.locator(".sight-at").count() == 3
     page.mouse.move(5, 5)
     page.reload()
-    wait_for_answer(page, "leaking: of these 12 words")
+    wait_for_answer(page, "leaking: of these 12 tokens")
     assert read(page).startswith("‘had’ (token 7) may see ‘.’ (token 5), which came before: it does.")
     assert len([url for url in asked if "examination" in url]) == 2  # once for each time it was opened
     assert page.evaluate(WIDE) == 0
@@ -85,13 +85,13 @@ def test_a_layer_that_leaks_is_seen_in_the_squares_said_in_words_and_read_pair_b
 
 def test_of_a_right_model_nothing_differs_until_more_is_expected(open_page, serving):
     page = open_page(f"{serving(session(GPT2Adapter('pocket', GPT2.load('pocket')), TEXT))}#view=heads&sight=earlier")
-    wait_for_answer(page, "pocket: of these 12 words, none sees a later one.")
+    wait_for_answer(page, "pocket: of these 12 tokens, none sees a later one.")
     expected, found, difference = signs(page)
     assert (expected == found, difference) == (True, {})
     assert "checked" in page.locator(".sight-lines").inner_text()
     page.locator(".sight-square").last.locator("td[data-i='4'][data-j='9']").hover()
     assert read(page) == "‘ball’ (token 4) may not see ‘blue’ (token 9), which comes later: it does not."
-    page.get_by_role("button", name="every word").click()
+    page.get_by_role("button", name="every token").click()
     wait_for_answer(page, "pocket: the result is not as expected.")
     assert signs(page)[2] == {(i, j): "−" for i in range(COUNT) for j in range(i + 1, COUNT)}
     assert "wrong mask" in page.locator(".sight-lines").inner_text()
@@ -102,7 +102,7 @@ def test_of_a_right_model_nothing_differs_until_more_is_expected(open_page, serv
 def test_an_error_is_said_in_the_panel_in_place_of_the_squares(open_page, serving):
     running = session(make_sorter(), "CBABBC", "AABB")
     page = open_page(f"{serving(running)}#view=heads&r=r1&sight=earlier", quiet=False)
-    wait_for_answer(page, "sorter: of these 6 words, none sees a later one.")
+    wait_for_answer(page, "sorter: of these 6 tokens, none sees a later one.")
     second = running.listed[1]
     running.remove_recording(second)
     page.locator("select[aria-label=Recording]").select_option(second)
@@ -120,7 +120,7 @@ def test_what_the_model_here_has_not_read_is_not_offered(open_page, serving):
 
 def test_numbers_of_the_report_are_written_as_elsewhere_on_the_page(open_page, serving):
     page = open_page(f"{serving(session(GPT2Adapter('pocket', GPT2.load('pocket')), TEXT))}#view=heads&sight=earlier")
-    wait_for_answer(page, "pocket: of these 12 words, none sees a later one.")
+    wait_for_answer(page, "pocket: of these 12 tokens, none sees a later one.")
     told = page.locator(".sight-lines").inner_text()
     assert re.search(r"a change of \de−\d, with outputs up to \d+\.?\d*, would be detected", told)
     assert not re.search(r"\de[-+]|\de−0", told)

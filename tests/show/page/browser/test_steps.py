@@ -194,9 +194,9 @@ def test_a_long_text_is_told_by_the_row_of_one_query(open_page, address):
     right = weights(*LONGER, 0, 0)[90]
     shown = table(page)[:, 0]
     torch.testing.assert_close(shown.sort().values, right.topk(24).values.sort().values, rtol=0, atol=PLACES)
-    assert "Of 101 words, ‘mat’ attends most to these 24" in page.locator(".steps-main > .note").inner_text()
+    assert "Of 101 tokens, ‘mat’ attends most to these 24" in page.locator(".steps-main > .note").inner_text()
     before = page.locator(".steps-sentence").inner_text()
-    assert before.startswith("Of these 24 words, ‘mat’ attends most to ")  # the least of all 101 is none of them
+    assert before.startswith("Of these 24 tokens, ‘mat’ attends most to ")  # the least of all 101 is none of them
     assert page.locator("[data-strip=weights] figcaption span").first.inner_text() == "the 24 largest weights of ‘mat’"
     page.keyboard.press("ArrowUp")
     wait_until(page, f"document.querySelector('.steps-sentence').innerText !== {before!r}")

@@ -57,7 +57,7 @@ def darker(light: list[int], row) -> None:
 def test_the_caption_says_of_gray_words_that_they_are_hidden_only_where_there_are_any(open_page, address):
     for q, way, hides in ((11, "", True), (T - 1, "", False), (11, "&way=to", False)):
         page = wait_until_settled(open_page(f"{address}#view=text&layer=1&head=2&q={q}{way}"))
-        assert ("cannot see the gray words" in page.locator("#caption").inner_text()) == hides
+        assert ("cannot see the gray tokens" in page.locator("#caption").inner_text()) == hides
         assert page.locator(".word.hidden-word").count() == (T - 1 - q if not way else q)
 
 

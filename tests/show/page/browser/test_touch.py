@@ -164,7 +164,7 @@ def test_a_phone_compares_one_picture_at_a_time_and_a_tap_reads_both_sides(phone
 
 def test_words_are_typed_and_picked_by_taps(phone):
     page = phone("view=type&r=r1&layer=1")
-    page.get_by_role("textbox", name="Your words").fill("CBABBC")
+    page.get_by_role("textbox", name="Your text").fill("CBABBC")
     page.get_by_role("button", name="Run", exact=True).tap()
     wait_until(page, "document.querySelectorAll('.type-words .word').length === 6")
     page.locator(".type-words .word").nth(2).tap()

@@ -43,7 +43,7 @@ def translator_package(tmp_path, monkeypatch):
 
 def type_text(page, text: str = READ):
     wait_until_quiet(page)
-    page.get_by_role("textbox", name="Your words").fill(text)
+    page.get_by_role("textbox", name="Your text").fill(text)
     page.keyboard.press("Enter")
     wait_until(
         page, "document.querySelectorAll('.type-words').length === 2 && document.querySelector('.type-told').textContent !== ''"
@@ -131,7 +131,7 @@ def test_in_text_a_written_word_shades_those_that_were_read_and_the_other_way(op
 
 def test_the_map_has_the_words_of_both_texts_along_its_axes(open_page, address, right, kind):
     page = type_text(open_page(address))
-    page.get_by_role("navigation", name="The same words").get_by_role("link", name="Map").click()
+    page.get_by_role("navigation", name="The same tokens").get_by_role("link", name="Map").click()
     page.wait_for_selector("#stage svg, #stage canvas")
     wait_until_quiet(page)
     page.get_by_role("button", name="Save").click()
@@ -145,7 +145,7 @@ def test_steps_of_additive_attention_tell_its_own_formula_and_its_numbers(open_p
     model = train_small_translator("additive")
     right = record_translation(adapt_translator("translator", model), READ, 2048)
     page = type_text(open_page(serving(Session(None, adapt_model(train_small_translator("additive"))))))
-    page.get_by_role("navigation", name="The same words").get_by_role("link", name="Steps").click()
+    page.get_by_role("navigation", name="The same tokens").get_by_role("link", name="Steps").click()
     page.wait_for_selector(".steps-formula b")
     page.locator(".steps-names").get_by_role("button", name="scores").click()
     assert page.locator(".steps-formula").inner_text() == "scores = weightᵀ tanh(q + k)"
@@ -168,7 +168,7 @@ def test_steps_of_additive_attention_tell_its_own_formula_and_its_numbers(open_p
 
 def test_steps_of_dot_products_say_so_still(open_page, serving):
     page = type_text(open_page(serving(Session(None, adapt_model(train_small_translator("transformer"))))))
-    page.get_by_role("navigation", name="The same words").get_by_role("link", name="Steps").click()
+    page.get_by_role("navigation", name="The same tokens").get_by_role("link", name="Steps").click()
     page.wait_for_selector(".steps-formula b")
     page.locator(".steps-names").get_by_role("button", name="scores").click()
     assert page.locator(".steps-formula").inner_text() == "scores = q kᵀ"

@@ -44,7 +44,7 @@ def right(model):
 
 def type_text(page, text: str):
     """The page once it has run the model on a text."""
-    page.get_by_role("textbox", name="Your words").fill(text)
+    page.get_by_role("textbox", name="Your text").fill(text)
     page.keyboard.press("Enter")
     return wait_for_words(page, len(text))
 
@@ -65,7 +65,7 @@ def test_the_words_of_a_recording_that_was_given_stand_in_the_text_field_and_can
     recording.tokens = list(TEXT)
     page = open_page(f"{serving(Session(recording, adapt_model(model)))}#view=type")
     wait_for_words(page, len(TEXT))
-    box = page.get_by_role("textbox", name="Your words")
+    box = page.get_by_role("textbox", name="Your text")
     assert box.input_value() == TEXT
     page.locator("[data-control='show pull']").click(force=True)
     assert "press Run in Type" in page.locator("[role=alert]").inner_text()
@@ -142,7 +142,7 @@ def test_a_next_word_that_is_picked_is_added_and_run(open_page, address):
     word = page.locator(".type-word").first.inner_text()
     page.locator(".type-expected").first.click()
     wait_for_words(page, len(TEXT) + 1)
-    assert page.get_by_role("textbox", name="Your words").input_value() == TEXT + word
+    assert page.get_by_role("textbox", name="Your text").input_value() == TEXT + word
 
 
 @pytest.mark.parametrize("text", ["the cat", "the cat sat on " * 30 + "the"], ids=["short", "longer than a link"])
@@ -155,13 +155,13 @@ def test_a_next_word_follows_the_text_that_was_typed_without_what_the_tokenizer_
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
     llama = TransformersModel("llama", LlamaForCausalLM(LlamaConfig(vocab_size=50257, **sizes)).eval(), words)
     page = open_page(serving(Session(None, llama)))
-    page.get_by_role("textbox", name="Your words").fill(text)
+    page.get_by_role("textbox", name="Your text").fill(text)
     page.keyboard.press("Enter")
     count = 1 + len(words.encode(text, add_special_tokens=False))
     wait_for_words(page, count)
     page.reload()
     wait_for_words(page, count)
-    box = page.get_by_role("textbox", name="Your words")
+    box = page.get_by_role("textbox", name="Your text")
     assert box.input_value() == text
     first = llama.run(llama.tokens(text, None)[0]).logits[0, -1].argmax()
     page.locator(".type-expected").first.click()
@@ -180,15 +180,15 @@ def test_an_empty_box_offers_sentences_that_run_when_picked(open_page, address):
     offers.first.click()
     wait_for_words(page, len(first))
     assert not page.locator(".type-offers").is_visible()
-    page.get_by_role("textbox", name="Your words").fill("")
+    page.get_by_role("textbox", name="Your text").fill("")
     assert page.locator(".type-offers").is_visible()
 
 
 def test_nothing_typed_and_what_cannot_be_read_are_told_beside_the_box(open_page, address):
     page = open_page(address, quiet=False)  # the browser itself reports the refused request
-    page.get_by_role("textbox", name="Your words").press("Enter")
-    assert page.locator(".type-form + .error").inner_text() == "Type at least one word first."
-    page.get_by_role("textbox", name="Your words").fill("hello")
+    page.get_by_role("textbox", name="Your text").press("Enter")
+    assert page.locator(".type-form + .error").inner_text() == "Type a text first."
+    page.get_by_role("textbox", name="Your text").fill("hello")
     page.keyboard.press("Enter")
     wait_until(page, "document.querySelector('.type-form + .error')?.textContent.includes('A')")
     type_text(page, TEXT)
@@ -204,7 +204,7 @@ def test_the_links_lead_to_the_same_words_and_the_same_word(open_page, address):
         assert f"view={name}" in href
         assert "r=gpt-2-cbabbc-" in href
         assert "q=2" in href
-    page.get_by_role("navigation", name="The same words").get_by_role("link", name="Steps").click()
+    page.get_by_role("navigation", name="The same tokens").get_by_role("link", name="Steps").click()
     page.wait_for_selector(".steps-formula b")
     assert page.get_by_role("combobox", name="Query").input_value() == "2"
 
@@ -216,7 +216,7 @@ def test_a_link_without_a_recording_runs_its_text(open_page, address, right):
 
 def test_shift_and_enter_begin_a_new_line_and_do_not_run(open_page, address):
     page = open_page(address)
-    box = page.get_by_role("textbox", name="Your words")
+    box = page.get_by_role("textbox", name="Your text")
     box.fill("C")
     box.press("Shift+Enter")
     assert box.input_value() == "C\n"

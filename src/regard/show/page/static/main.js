@@ -126,16 +126,16 @@ function renderTools(page) {
       const { words, offset, queries } = state.view === "implicit" ? summary.implicit[state.mixer] : { words: app.attention().rows, offset: 0, ...app.attention().layers[state.layer] };
       return { list: words, first: offset, total: queries };
     },
-    // Return what is shown: "word", or "patch" of an image or "frame" of sound without words; Generate and examples have words.
+    // Return what is shown: "token", or "patch" of an image or "frame" of sound without words; Generate and examples have tokens.
     unit() {
       const { view, example } = app.state();
-      return (view === "generate" || (view === "steps" && example) ? null : app.summary() && app.attention()?.unit) ?? "word";
+      return (view === "generate" || (view === "steps" && example) ? null : app.summary() && app.attention()?.unit) ?? "token";
     },
-    // Return one of our sentences about words for what is shown.
+    // Return one of our sentences about tokens for what is shown.
     inUnits(text) {
       const unit = app.unit();
-      if (unit === "word") return text;
-      return text.replace(/\bpatch or (a )?word\b/g, unit).replace(/\bwords\b/g, unit === "patch" ? "patches" : `${unit}s`).replace(/\bword\b/g, unit);
+      if (unit === "token") return text;
+      return text.replace(/\bpatch or (a )?token\b/g, unit).replace(/\btokens\b/g, unit === "patch" ? "patches" : `${unit}s`).replace(/\btoken\b/g, unit);
     },
     ofTwoTexts: () => isCrossText(app.summary(), app.attention()),
     async translation(view) {
@@ -160,7 +160,7 @@ function renderTools(page) {
       for (let n = place; n >= 0 && n > place - NEAR; n--) if (hasLetters(app.word(list, n))) return n;
       return place;
     },
-    caption: (...parts) => find("caption").replaceChildren(...parts, isFirstOut(app, app.state()) && app.summary() && TAKES_FIRST_OUT.includes(app.state().view) ? app.inUnits(" · without the first word") : ""),
+    caption: (...parts) => find("caption").replaceChildren(...parts, isFirstOut(app, app.state()) && app.summary() && TAKES_FIRST_OUT.includes(app.state().view) ? app.inUnits(" · without the first token") : ""),
     legend(shown) {
       page.legend = shown;
       find("legend").replaceChildren(...(shown ? [drawLegend(shown)] : []));

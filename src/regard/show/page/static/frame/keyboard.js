@@ -15,7 +15,7 @@ export function createKeyboard(app, ofView, hands) {
     ["]", "next head", () => stepState(app, "head", 1)],
     [",", "previous layer", () => stepState(app, "layer", -1)],
     [".", "next layer", () => stepState(app, "layer", 1)],
-    ["/", "find a word", () => find()],
+    ["/", "find a token", () => find()],
     ["?", "explain the picture, list the keys", () => list()],
     ["Escape", "clear the selection", () => app.go({ q: null, k: null })],
   ];
@@ -48,25 +48,25 @@ export function createKeyboard(app, ofView, hands) {
   return { button, find };
 }
 
-const WEIGHTS = "Attention weights say how much of each earlier word a word takes in; those of a word add up to 1.";
-const TOKENS = "Each word that is shown or counted is a token of the model: a word, or a piece of one.";
+const WEIGHTS = "Attention weights say how much of each earlier token a token takes in; those of a token add up to 1.";
+const TOKENS = "A token is what the model reads at a time: a word, a piece of one, or a character.";
 const PICTURES = {
-  type: "Each word is shaded by its weight for the selected word. At the side is the same for all words at once, one picture for each head: rows are the words that look (queries), columns those looked at (keys). The bars are the words that the model expects next.",
-  image: "Each patch of the image is colored by its weight for the selected patch or word.",
-  text: "Each word is shaded by its weight for the selected word, or with the arrow turned by how much it attends to that word. The list names the largest.",
-  heads: "Each small picture is a head: rows are the words that look (queries), columns those looked at (keys). The cards name the clearest heads, with their score, its 95 % interval, and the number of words it is measured on.",
-  map: "One head whole: a row for each word that looks (query), a column for each word looked at (key). The bars at the side say how spread the attention of each word is, those below how much each word receives.",
-  implicit: "One head of a layer without a softmax: a row for each word whose output is computed (query), a column for each word whose value is mixed in (key). Each entry is what that value is multiplied by. It can be above or below 0, and a row need not sum to 1.",
+  type: "Each token is shaded by its weight for the selected token. At the side is the same for all tokens at once, one picture for each head: rows are the tokens that look (queries), columns those looked at (keys). The bars are the tokens that the model expects next.",
+  image: "Each patch of the image is colored by its weight for the selected patch or token.",
+  text: "Each token is shaded by its weight for the selected token, or with the arrow turned by how much it attends to that token. The list names the largest.",
+  heads: "Each small picture is a head: rows are the tokens that look (queries), columns those looked at (keys). The cards name the clearest heads, with their score, its 95 % interval, and the number of tokens it is measured on.",
+  map: "One head whole: a row for each token that looks (query), a column for each token looked at (key). The bars at the side say how spread the attention of each token is, those below how much each token receives.",
+  implicit: "One head of a layer without a softmax: a row for each token whose output is computed (query), a column for each token whose value is mixed in (key). Each entry is what that value is multiplied by. It can be above or below 0, and a row need not sum to 1.",
   steps: "The computation of one head, a step at a time. At the side, how one weight came about: the numbers of the query and of the key, their products, which add up to the score, its place in the softmax, and what it adds to the new vector.",
   compare: "Two heads, texts or models, and their difference: the first has more where it is orange, the second where it is blue.",
   generate: "Each token that the model wrote, a word or a piece of one, with the tokens it looked at, those that moved it, and the likeliest alternatives.",
 };
 
-// Render what the picture of the view shows, and what its words are; those of the lectures' examples are whole words.
+// Render what the picture of the view shows, and what a token is; those of the lectures' examples are whole words.
 function renderPicture(app) {
   const { view, example } = app.state();
   const said = app.inUnits([PICTURES[view], view !== "implicit" && WEIGHTS].filter(Boolean).join(" "));
-  const tokens = app.unit() === "word" && !(view === "steps" && example);
+  const tokens = app.unit() === "token" && !(view === "steps" && example);
   return [el("h2", {}, "What is seen"), el("p", { class: "explained" }, tokens ? `${said} ${TOKENS}` : said)];
 }
 

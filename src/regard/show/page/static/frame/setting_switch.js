@@ -7,7 +7,7 @@ import { quoteWord } from "../drawing/words.js";
 import { TERMS } from "./glossary.js";
 
 const NAMES = ["weight", "carried", "pull", "cut"];
-const QUESTIONS = { carried: "How much does each word pass on?", pull: "Which word comes next, and why?", cut: "Which word comes next, and why?" };
+const QUESTIONS = { carried: "How much does each token pass on?", pull: "Which token comes next, and why?", cut: "Which token comes next, and why?" };
 const NO_MODEL = "A file cannot run a model, which this needs. Run `regard serve --model NAME` and type the text.";
 const SECOND = "The second side shows weights alone. ";
 const NOT_TYPED = "This is for a text that a language model read on this page: run `regard serve --model NAME` and type the text.";
@@ -104,7 +104,7 @@ export function renderSettingSwitch(app, state) {
 export function renderTargetChoice(app, state) {
   if (!isAboutTarget(app.settings.get(state))) return null;
   const target = app.settings.target(state);
-  return el("span", { class: "control target", title: `${TERMS.logit} This is the word whose score is explained.` },
+  return el("span", { class: "control target", title: `${TERMS.logit} This is the token whose score is explained.` },
     el("span", { class: "name" }, el("span", { class: "at-width" }, "logit "), "of"), renderTokens(app, state, target), el("span", { class: "name" }, "after"), renderPlaces(app, state));
 }
 
@@ -113,7 +113,7 @@ function renderTokens(app, state, target) {
   const all = target && !likeliest.some((one) => one.token === target.token) ? [...likeliest, target] : likeliest;
   const options = all.map((one) => el("option", { value: one.token, selected: one.token === target.token }, `${quoteWord(one.word)}${one.probability === undefined ? "" : ` ${Math.round(100 * one.probability)} %`}`));
   const choose = () => app.go({ token: Number(select.value) === likeliest[0].token ? null : Number(select.value) });
-  const select = el("select", { "data-control": "token", "aria-label": "Next word", "aria-busy": String(!target), onchange: choose }, options.length ? options : el("option", {}, "…"));
+  const select = el("select", { "data-control": "token", "aria-label": "Next token", "aria-busy": String(!target), onchange: choose }, options.length ? options : el("option", {}, "…"));
   return select;
 }
 
@@ -123,6 +123,6 @@ function renderPlaces(app, state) {
   const places = [...new Set([last, state.q ?? last, at])];
   const name = (place) => `${quoteWord(app.word(app.attention().rows, place) ?? "…")} ${place === last ? "(last)" : `(${formatCount(place)})`}`;
   const options = places.map((place) => el("option", { value: place, selected: place === at }, name(place)));
-  const select = el("select", { "data-control": "at", "aria-label": "Word before it", onchange: () => app.go({ at: Number(select.value) === last ? null : Number(select.value), token: null }) }, options);
+  const select = el("select", { "data-control": "at", "aria-label": "Token before it", onchange: () => app.go({ at: Number(select.value) === last ? null : Number(select.value), token: null }) }, options);
   return select;
 }

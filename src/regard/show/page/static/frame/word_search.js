@@ -13,7 +13,7 @@ export function createSearch(app) {
     if (!app.summary()) return;
     const { list, first, total } = app.queries();
     let running = 0;
-    const input = el("input", { type: "search", "aria-label": app.inUnits("Find a word"), placeholder: app.inUnits("a word or its number"), autofocus: true, oninput: () => look() });
+    const input = el("input", { type: "search", "aria-label": app.inUnits("Find a token"), placeholder: app.inUnits("a token or its number"), autofocus: true, oninput: () => look() });
     const found = el("div", { class: "found" });
     const told = el("p", { class: "note", role: "status" });
     const close = (q) => {
@@ -24,7 +24,7 @@ export function createSearch(app) {
       event.preventDefault();
       found.querySelector("button")?.click();
     } }, input);
-    const dialog = el("dialog", { "aria-label": app.inUnits("Find a word"), onclose: () => { running++; dialog.remove(); } }, form, told, found);
+    const dialog = el("dialog", { "aria-label": app.inUnits("Find a token"), onclose: () => { running++; dialog.remove(); } }, form, told, found);
 
     async function look() {
       const run = ++running;
@@ -39,16 +39,16 @@ export function createSearch(app) {
       for (let from = 0; from < total && hits < MOST; from += PAGE) {
         const words = await book.words(list, first + from, first + Math.min(from + PAGE, total));
         if (run !== running) return;
-        told.textContent = app.inUnits(`${formatCount(Math.min(from + PAGE, total))} of ${formatCount(total)} words searched`);
+        told.textContent = app.inUnits(`${formatCount(Math.min(from + PAGE, total))} of ${formatCount(total)} tokens searched`);
         for (const [n, word] of words.entries()) {
           if (hits < MOST && word.toLowerCase().replaceAll("\u00a0", " ").includes(wanted)) hits += found.append(row(from + n, word, words[n - 1], words[n + 1])) ?? 1;
         }
       }
-      told.textContent = hits ? `${hits === MOST ? `the first ${MOST}` : hits} found` : app.inUnits("No word contains these letters.");
+      told.textContent = hits ? `${hits === MOST ? `the first ${MOST}` : hits} found` : app.inUnits("No token contains these letters.");
     }
 
     // A word stands apart from the one before it if it begins with a space, or is no part of a text: a number, or the name of a patch.
-    const separate = (word) => (/^\s/.test(word ?? "") || !app.book().known(list) || app.unit() !== "word" ? " " : "");
+    const separate = (word) => (/^\s/.test(word ?? "") || !app.book().known(list) || app.unit() !== "token" ? " " : "");
     const row = (place, word, before, after) => el("button", { type: "button", onclick: () => close(place) },
       el("span", { class: "numbers" }, formatCount(place)),
       el("span", {}, el("span", { class: "note" }, before ?? ""), separate(word), el("b", {}, formatPlainWord(word, 40)), separate(after), el("span", { class: "note" }, after ?? "")));

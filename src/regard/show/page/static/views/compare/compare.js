@@ -121,7 +121,7 @@ function describeDifference({ parts, apart, level, quantity }) {
   if (quantity.name !== "weight") return describeSums(parts, quantity);
   const share = computeRowDistance(apart);
   if (share < 5e-4) return "The two have equal weights.";
-  return `On average, ${formatThreeDigits(share)} of a word’s attention is on other words in the second (0: equal, 1: no overlap).`;
+  return `On average, ${formatThreeDigits(share)} of a token’s attention is on other tokens in the second (0: equal, 1: no overlap).`;
 }
 
 // Say what all numbers of each head add up to.
@@ -159,7 +159,7 @@ const getText = ({ request }) => (request?.tokens === undefined ? request?.text 
 // Run a model on a text, by default that of the first side, and show it on the second side.
 async function runSecondText({ app }, typed, form) {
   const text = typed.trim() ? typed : getText(app.summary()) ?? "";
-  if (!text) return app.fail("Type at least one word first.", form);
+  if (!text) return app.fail("Type a text first.", form);
   const model = readModel(form);
   app.wait(`Running ${model ?? app.start.model}`);
   try {

@@ -36,10 +36,10 @@ export function matchWords(a, b) {
   const whole = { rows: a.rows.length, columns: a.columns.length };
   if (!differ) return { ...whole, said: "" };
   if (a.rows.length === b.rows.length && a.columns.length === b.columns.length) {
-    return { ...whole, said: `Both have ${first.length} words, ${differ} of which ${differ === 1 ? "is" : "are"} different: the difference is computed position by position.` };
+    return { ...whole, said: `Both have ${first.length} tokens, ${differ} of which ${differ === 1 ? "is" : "are"} different: the difference is computed position by position.` };
   }
   const common = { rows: countCommonPrefix(a.rows, b.rows), columns: countCommonPrefix(a.columns, b.columns) };
-  const lengths = `The first text has ${first.length} words, the second ${second.length}.`;
+  const lengths = `The first text has ${first.length} tokens, the second ${second.length}.`;
   if (Math.min(common.rows, common.columns) < 2) return { rows: 0, columns: 0, said: `${lengths} They have different beginnings, so there is no difference to show.` };
   return { ...common, said: `${lengths} The first ${common[axis]} are the same; the difference is computed for these.` };
 }

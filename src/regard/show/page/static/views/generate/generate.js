@@ -15,7 +15,7 @@ const LONGEST = 2000; // maximum number of words of a prompt that are shaded
 export const view = {
   name: "generate",
   title: "Generate",
-  question: "Which word comes next, and where did the model look?",
+  question: "Which token comes next, and where did the model look?",
   bar: (state, app) => (app?.summary()?.generated ? ["show"] : []),
   mount,
 };

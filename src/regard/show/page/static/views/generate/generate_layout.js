@@ -18,7 +18,7 @@ export function buildLayout(app, { run, stop, pick }) {
   const text = createGeneratedText(pick);
   const word = createTokenPanel();
   const progress = el("p", { class: "note generate-count", role: "status" });
-  const after = el("nav", { class: "generate-after", "aria-label": "The same words in other views" });
+  const after = el("nav", { class: "generate-after", "aria-label": "The same tokens in other views" });
   const body = el("div", { class: "generate-body", hidden: true }, el("section", {}, text.element, progress, after), word.element);
   const hint = el("p", { class: "note" }, HINT);
   const root = el("div", { class: "generate-page" }, ask.element, hint, body);

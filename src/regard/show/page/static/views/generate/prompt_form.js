@@ -9,7 +9,7 @@ const COUNTS = [5, 20, 40, 80, 160, 300];
 const NOTE = "Temperature 0 always takes the likeliest token, 1 draws by the model’s probabilities; the same seed draws the same tokens.";
 const LETTERS = 72; // maximum number of letters of an example sentence
 
-// Create the form; it calls run({text, tokens, temperature, seed, model, chat}) and stop(). `set` sets how words are sampled, `busy` whether
+// Create the form; it calls run({text, tokens, temperature, seed, model, chat}) and stop(). `set` sets how tokens are sampled, `busy` whether
 // the model is running.
 export function createPromptForm(app, { run, stop }) {
   const text = el("textarea", { name: "text", rows: 2, "aria-label": "Prompt", placeholder: "Type a prompt for the model to continue", maxlength: app.start.limits.characters });

@@ -21,12 +21,12 @@ function takeTurns(rows, kinds) {
 // Render a card for each of these heads, which the kinds `telling` order; place(row) returns its layer and head in the recording.
 export function renderClearestHeads(app, rows, telling, place) {
   const found = selectClearestHeads(rows, telling);
-  if (!found.length) return [el("p", { class: "note" }, app.inUnits("On these words no head has a clear kind: the scores are below their thresholds, or too few words count."))];
+  if (!found.length) return [el("p", { class: "note" }, app.inUnits("On these tokens no head has a clear kind: the scores are below their thresholds, or too few tokens count."))];
   const link = (row, view) => app.link({ view, ...place(row), heads: null, x: null, y: null, zoom: null });
   const card = (row) => el("li", {},
     el("h3", { class: "numbers" }, `Head ${row.head} of layer ${row.layer} · ${row.kind}`),
     el("p", {}, `${row.sentence[0].toUpperCase()}${row.sentence.slice(1)}.`),
     el("p", { class: "clearest-links" }, ["map", "text"].map((view) => el("a", { href: link(row, view), "aria-label": `Head ${row.head} of layer ${row.layer} in ${view === "map" ? "Map" : "Text"}` }, view === "map" ? "Map" : "Text"))));
   return [el("h2", {}, found.length === 1 ? "The clearest head" : `The ${found.length} clearest heads`),
-    el("p", { class: "note" }, app.inUnits("Each score is the mean over the words that count, its queries, with its 95 % interval; 1 is the most.")), el("ul", {}, found.map(card))];
+    el("p", { class: "note" }, app.inUnits("Each score is the mean over the tokens that count, its queries, with its 95 % interval; 1 is the most.")), el("ul", {}, found.map(card))];
 }

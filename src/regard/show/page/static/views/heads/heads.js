@@ -122,7 +122,7 @@ async function fetchKinds(it) {
   const { signal } = it.control;
   const { kind, part } = app.place();
   const probed = isProbed(app, app.state());
-  const said = probed ? `Probing ${app.summary().model} on repeated random words` : "Classifying the heads";
+  const said = probed ? `Probing ${app.summary().model} on repeated random tokens` : "Classifying the heads";
   app.wait(said);
   for await (const line of probed ? app.source.probe(app.summary().id, signal) : app.source.heads(app.shownId(), { kind, part }, signal)) {
     if (signal.aborted || app.state().view !== "heads") return;
@@ -244,7 +244,7 @@ function selectTile(it, state) {
   labelTiles(it, state);
   if (it.whole) it.clearest.replaceChildren(...renderClearestHeads(it.app, [...it.rows.values()], it.telling, (row) => findPlace(it, row)));
   it.said.textContent = describeKind(it, state);
-  it.told.textContent = [isProbed(it.app, state) && "Kinds and scores are those of the probe, repeated random words; the pictures show this text.", ...it.notes].filter(Boolean).join(" ");
+  it.told.textContent = [isProbed(it.app, state) && "Kinds and scores are those of the probe, repeated random tokens; the pictures show this text.", ...it.notes].filter(Boolean).join(" ");
   describePicture(it, state);
 }
 

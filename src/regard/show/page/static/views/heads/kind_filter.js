@@ -39,7 +39,7 @@ export function renderHeadControls(element, app, state, { rows, detectors, whole
     el("span", { class: "chips", role: "group", "aria-label": "Kinds of heads" }, chip("", "all"), countKinds(rows).map(([kind, count]) => chip(kind, `${kind} ${count}`))),
     probed,
     seen || "",
-    seen ? el("span", { class: "note at-width" }, "The probe shows what heads do on any text; the other checks that no word sees a later one.") : "",
+    seen ? el("span", { class: "note at-width" }, "The probe shows what heads do on any text; the other checks that no token sees a later one.") : "",
   );
   if (focused) element.querySelector(`[data-control="${focused}"]`)?.focus();
 }

@@ -6,7 +6,7 @@ import { renderChoice } from "../../frame/controls.js";
 import { describeExamination, listExaminationLines, describePair } from "./visibility_text.js";
 import { createSquares } from "./visibility_squares.js";
 
-const WHOM = [["earlier", "earlier words"], ["all", "every word"]]; // the other words that each word is expected to see
+const WHOM = [["earlier", "earlier tokens"], ["all", "every token"]]; // the other tokens that each token is expected to see
 
 // `it` is the state that the functions below share: the parts of the panel, the answer, and its recording and rule.
 export function createVisibilityPanel(app) {
@@ -32,7 +32,7 @@ async function drawPanel(it, state) {
   const of = JSON.stringify([app.summary().id, sees]);
   if (of !== it.of) {
     it.of = of;
-    it.whom.replaceChildren(el("span", { class: "name" }, "expected: each word sees"), renderChoice(app, "sight", sees, WHOM, "Words that each word is expected to see"));
+    it.whom.replaceChildren(el("span", { class: "name" }, "expected: each token sees"), renderChoice(app, "sight", sees, WHOM, "Tokens that each token is expected to see"));
     await fetchExamination(it, sees);
   }
   markPair(it);

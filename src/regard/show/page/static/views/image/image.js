@@ -21,7 +21,7 @@ const CONTROLS = ["attention", "layer", "row", "image"];
 export const view = {
   name: "image",
   title: "Image",
-  question: "What does a patch or a word look at?",
+  question: "What does a patch or a token look at?",
   bar: (state, app) => (app && getKind(app, state) === "pull" ? CONTROLS : [...CONTROLS, "scale"]), // signed numbers have a linear scale
   mount,
 };
@@ -337,6 +337,6 @@ const listKeys = (it) => [
 ];
 
 const HANDS = [
-  ["hover", "show what a patch or a word looks at"],
-  ["click, tap", "select a patch or a word"],
+  ["hover", "show what a patch or a token looks at"],
+  ["click, tap", "select a patch or a token"],
 ];

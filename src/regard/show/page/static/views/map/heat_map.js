@@ -279,7 +279,7 @@ const HANDS = [
   ["wheel, pinch", "zoom at the pointer"],
   ["double click", "zoom in; with Shift, zoom out"],
   ["drag", "move the map"],
-  ["click, tap", "pin a weight; on a word at the side, pin its row or column"],
+  ["click, tap", "pin a weight; on a token at the side, pin its row or column"],
 ];
 
 // Return the numbers on screen as records, without what is hidden; a pixel of many weights stands at its first query and key.

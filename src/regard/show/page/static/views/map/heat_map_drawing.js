@@ -157,7 +157,7 @@ function drawProfiles(pen, at, box, inks) {
   if (side) {
     const most = Math.max(...side);
     pen.clip(x, box.y, deep, box.height, () => drawSteps(side, at.queries, (place, value) => [x + (deep * value) / Math.max(most, ROUNDING), camera.down(place)], (place) => [x, camera.down(place)], pen, fill));
-    const short = at.inUnits(`spread of each row, up to ${formatThreeDigits(Math.exp(most))} words`);
+    const short = at.inUnits(`spread of each row, up to ${formatThreeDigits(Math.exp(most))} tokens`);
     const long = `${short} (entropy ${formatThreeDigits(most < ROUNDING ? 0 : most)} nats)`;
     const told = measure(long) <= at.size.height - box.y ? long : short;
     if (narrow) pen.text(`${short} (at the right)`, 8, y + low + 22, { size, fill: inks.faint });

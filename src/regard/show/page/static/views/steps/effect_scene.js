@@ -49,7 +49,7 @@ const bracket = (value) => (value < 0 ? `(${formatNumber(value)})` : formatNumbe
 function describeOtherRows(values, query) {
   const hasEffect = values.map((row) => row.some((value) => value !== 0));
   const isOnlyOne = hasEffect[query] && hasEffect.filter(Boolean).length === 1 && values.length > 1;
-  return isOnlyOne ? " All other rows are 0: from this layer, no other word reaches the logit." : "";
+  return isOnlyOne ? " All other rows are 0: from this layer, no other token reaches the logit." : "";
 }
 
 function describeEffect({ name, of, write }, row, masked, asks, nameKey) {
@@ -57,7 +57,7 @@ function describeEffect({ name, of, write }, row, masked, asks, nameKey) {
   const [least, most] = [Math.min, Math.max].map((choose) => seen.find((j) => row[j] === choose(...seen.map((key) => row[key]))));
   if (name === "carried") return `Each key writes its value, after the output projection, into the new vector of ${asks}: this is the length of what it writes. Most comes from ${nameKey(most)} (${formatThreeDigits(row[most])}).`;
   const ends = [row[most] > 0 && `${nameKey(most)} raises it most (${write(row[most])})`, row[least] < 0 && `${nameKey(least)} lowers it most (${write(row[least])})`].filter(Boolean);
-  const told = ends.length ? `${name === "cut" ? "Hiding " : ""}${ends.join(name === "cut" ? ", hiding " : ", ")}.` : `For ${asks} all are 0: this layer’s attention from that word does not reach the logit.`;
+  const told = ends.length ? `${name === "cut" ? "Hiding " : ""}${ends.join(name === "cut" ? ", hiding " : ", ")}.` : `For ${asks} all are 0: this layer’s attention from that token does not reach the logit.`;
   if (name === "pull") return `The weight times how fast ${of} grows with it: how much this weight moves ${of}. ${ends.length ? `For ${asks}: ` : ""}${told}`;
   return `By how much ${of} changes, to first order, if ${asks} cannot see a key and its other weights grow to add up to 1. ${told}`;
 }

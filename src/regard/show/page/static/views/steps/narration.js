@@ -59,7 +59,7 @@ export function writeSentences(steps, rows, columns, query, places) {
   const told = {};
   for (const step of listActiveSteps(steps)) {
     const sentence = SAID[step](steps, query, asks, name, rows.length * columns.length);
-    told[step] = places && step !== "context" ? `Of these ${columns.length} words, ${sentence[0].toLowerCase()}${sentence.slice(1)}` : sentence;
+    told[step] = places && step !== "context" ? `Of these ${columns.length} tokens, ${sentence[0].toLowerCase()}${sentence.slice(1)}` : sentence;
   }
   return told;
 }
@@ -69,7 +69,7 @@ const SAID = {
     const row = scores[query];
     if (row.length === 1) return `${asks} is compared only with itself (${formatRounded(row[0])}).`;
     const [best, least] = [findGreatest(row), findSmallest(row)];
-    if (row[best] === row[least]) return `${asks} matches every word equally (${formatRounded(row[best])}).`;
+    if (row[best] === row[least]) return `${asks} matches every token equally (${formatRounded(row[best])}).`;
     return `${asks} matches ${name(best)} best (${formatRounded(row[best])}), ${name(least)} least (${formatRounded(row[least])}).`;
   },
 
@@ -89,7 +89,7 @@ const SAID = {
   masked({ masked }, query, asks, name, pairs) {
     const seen = masked[query].filter((score) => score !== -Infinity).length;
     const hidden = masked.flat().filter((score) => score === -Infinity).length;
-    return `${asks} may see ${seen} of ${masked[query].length} words; ${hidden} of ${pairs} pairs are hidden.`;
+    return `${asks} may see ${seen} of ${masked[query].length} tokens; ${hidden} of ${pairs} pairs are hidden.`;
   },
 
   weights({ masked, weights }, query, asks, name) {
@@ -100,7 +100,7 @@ const SAID = {
     const best = findGreatest(row);
     const least = seen.reduce((a, b) => (row[b] < row[a] ? b : a));
     if (seen.length === 1) return `${asks} attends to ${name(best)} alone (${formatRounded(row[best])}).`;
-    if (row[best] === row[least]) return `${asks} attends equally to the ${seen.length} words it sees (${formatRounded(row[best])} each).`;
+    if (row[best] === row[least]) return `${asks} attends equally to the ${seen.length} tokens it sees (${formatRounded(row[best])} each).`;
     return `${asks} attends most to ${name(best, formatRounded(row[best]))}, least to ${name(least, formatRounded(row[least]))}.`;
   },
 

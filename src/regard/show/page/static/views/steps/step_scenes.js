@@ -8,12 +8,12 @@ import { listActiveSteps, writeFormulas, writeSentences } from "./narration.js";
 const NAMES = ["scores", "scaled", "capped", "masked", "weights", "dropped", "context"];
 const WIDE = 8; // maximum number of columns of a single row that is not transposed
 const PROJECTED =
-  "From its vector x, each word gets a query (what it looks for), a key (what it is found by) and a value (what it passes on). " +
+  "From its vector x, each token gets a query (what it looks for), a key (what it is found by) and a value (what it passes on). " +
   "Queries are compared with keys; the resulting weights combine the values into the context.";
 const RECEIVED = " As the attention received them: with the bias, norm or rotation by position that a model may apply to these products.";
-const COMPARED = "From its vector x, each word gets a query (what it looks for) and a key (what it is found by), which are compared.";
+const COMPARED = "From its vector x, each token gets a query (what it looks for) and a key (what it is found by), which are compared.";
 const ADDED =
-  "x is the state of the decoder before it writes a word, y the outputs of the encoder for the words of the sentence. The score of " +
+  "x is the state of the decoder before it writes a token, y the outputs of the encoder for the tokens of the sentence. The score of " +
   "a query and a key is the dot product of the weight with tanh(q + k).";
 const OFF = "This step is turned off: its numbers are those of the previous step.";
 

@@ -226,7 +226,7 @@ function describePicture(it, state) {
 // Return what the sides of the tables of a scene are.
 function describeAxes(data, { panels }) {
   if (!data.rows.length) return ".";
-  if (panels.some(({ axes }) => axes === "words")) return ": rows are words, columns are the numbers of their vectors.";
+  if (panels.some(({ axes }) => axes === "words")) return ": rows are tokens, columns are the numbers of their vectors.";
   return data.partial ? ": rows are keys, the column is the query." : `: ${AXES}.`;
 }
 

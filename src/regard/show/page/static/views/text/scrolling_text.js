@@ -25,7 +25,7 @@ export function createScrollingText(app, { list, count, label, hover, pick, scro
       if (gone) return;
       const before = pages.top(n) + pages.lineCount(n) * pages.height();
       const was = pages.lineCount(n);
-      pages.set(n, app.book().known(list) && app.unit() === "word" ? words : words.map((word) => ` ${word}`)); // numbers and names of patches stand apart
+      pages.set(n, app.book().known(list) && app.unit() === "token" ? words : words.map((word) => ` ${word}`)); // numbers and names of patches stand apart
       if (held !== null) bring(held);
       else if (before <= frame.scrollTop) frame.scrollTop += (pages.lineCount(n) - was) * pages.height();
       plan();

@@ -13,12 +13,12 @@ import { createTextPanes } from "./text_panes.js";
 const LINKS = 8; // number of strongest links listed
 const REST = 120; // milliseconds that the pointer stays on a word before its links are listed
 const BINS = 64; // number of colors of words
-const NO_WEIGHTS = "it has no weights: it sees no word, or they are not numbers (NaN)";
+const NO_WEIGHTS = "it has no weights: it sees no token, or they are not numbers (NaN)";
 
 export const view = {
   name: "text",
   title: "Text",
-  question: "Which words attend to which?",
+  question: "Which tokens attend to which?",
   bar: ["attention", "batch", "layer", "off", "show", "sink", "target", "scale"],
   mount,
 };
@@ -101,7 +101,7 @@ async function shadeTexts(it, state) {
 async function fetchCodes(it, query, of) {
   const { app } = it;
   const control = (it.asking = new AbortController());
-  app.wait(of.incoming ? "Computing the weights of all queries" : app.inUnits("Loading the weights of this word"));
+  app.wait(of.incoming ? "Computing the weights of all queries" : app.inUnits("Loading the weights of this token"));
   try {
     const codes = of.setting === "weight" ? await app.source[of.incoming ? "column" : "row"](app.shownId(), query, control.signal)
       : (await app.source.attribution(app.summary().id, { ...query, ...app.settings.query(app.state()) }, control.signal)).codes;
@@ -172,10 +172,10 @@ async function describePicture(it, state) {
   const [word] = await app.words(getWordList(it), place, place + 1);
   if (name !== it.name) return;
   const quantity = app.settings.quantity(state);
-  if (quantity.explain) return app.caption(app.el("b", {}, `Layer ${state.layer}, ${which}`), app.inUnits(` · each word is shaded by ${quantity.explain(incoming)} `), app.el("b", {}, quoteWord(word)), ` (token ${formatCount(place)})`);
-  const told = incoming ? app.ofTwoTexts() ? "each word of the translation is shaded by its attention to " : app.inUnits("each word is shaded by how much it attends to ")
-    : app.inUnits(`the ${app.colour.isDark() ? "brighter" : "darker"} a word, the more attention it receives ${app.ofTwoTexts() ? "to write " : "from "}`);
-  app.caption(app.el("b", {}, `Layer ${state.layer}, ${which}`), ` · ${told}`, app.el("b", {}, quoteWord(word)), ` (token ${formatCount(place)})`, incoming || !it.shown.codes.includes(HIDDEN) ? "" : it.shown.codes.every((code) => code === HIDDEN) ? app.inUnits(`; ${NO_WEIGHTS}`) : app.inUnits("; it cannot see the gray words"));
+  if (quantity.explain) return app.caption(app.el("b", {}, `Layer ${state.layer}, ${which}`), app.inUnits(` · each token is shaded by ${quantity.explain(incoming)} `), app.el("b", {}, quoteWord(word)), ` (token ${formatCount(place)})`);
+  const told = incoming ? app.ofTwoTexts() ? "each token of the translation is shaded by its attention to " : app.inUnits("each token is shaded by how much it attends to ")
+    : app.inUnits(`the ${app.colour.isDark() ? "brighter" : "darker"} a token, the more attention it receives ${app.ofTwoTexts() ? "to write " : "from "}`);
+  app.caption(app.el("b", {}, `Layer ${state.layer}, ${which}`), ` · ${told}`, app.el("b", {}, quoteWord(word)), ` (token ${formatCount(place)})`, incoming || !it.shown.codes.includes(HIDDEN) ? "" : it.shown.codes.every((code) => code === HIDDEN) ? app.inUnits(`; ${NO_WEIGHTS}`) : app.inUnits("; it cannot see the gray tokens"));
 }
 
 // Fetch and list the strongest links with their exact weights.
@@ -215,16 +215,16 @@ function leaveView(it) {
 }
 
 const listKeys = (it) => [
-  ["ArrowLeft", "previous word", () => stepWord(it, (q) => q - 1)],
-  ["ArrowRight", "next word", () => stepWord(it, (q) => q + 1)],
+  ["ArrowLeft", "previous token", () => stepWord(it, (q) => q - 1)],
+  ["ArrowRight", "next token", () => stepWord(it, (q) => q + 1)],
   ["ArrowUp", "line above", () => stepWord(it, (q) => it.texts[0].text.beside(q, -1))],
   ["ArrowDown", "line below", () => stepWord(it, (q) => it.texts[0].text.beside(q, 1))],
-  ["Home", "first word", () => stepWord(it, () => 0)],
-  ["End", "last word", () => stepWord(it, () => Infinity)],
+  ["Home", "first token", () => stepWord(it, () => 0)],
+  ["End", "last token", () => stepWord(it, () => Infinity)],
   ["w", "change the direction", () => it.app.go({ way: isBackwards(it.app.state()) ? null : "to" })],
 ];
 
 const HANDS = [
-  ["hover", "show the links of a word"],
-  ["click, tap", "select a word; click it again to deselect it"],
+  ["hover", "show the links of a token"],
+  ["click, tap", "select a token; click it again to deselect it"],
 ];

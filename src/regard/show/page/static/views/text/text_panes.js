@@ -6,7 +6,7 @@ import { createOverview } from "./overview_strip.js";
 
 const LABELS = { both: "Text", rows: "Queries", columns: "Keys" };
 const TITLES = { rows: "queries", columns: "keys" };
-const OF_TWO = { rows: "translation: select a word to see its attention", columns: "source" };
+const OF_TWO = { rows: "translation: select a token to see its attention", columns: "source" };
 
 // Create the texts [{side, text, strip}] in `panes`; call hover(side, place or null) and pick(side, place) for words.
 export function createTextPanes(panes, app, { queries, keys }, { hover, pick }) {

@@ -11,7 +11,7 @@ export function createNextWords(app, append) {
   const list = el("ol", { class: "type-next" });
   const switches = el("div", { class: "type-switches", role: "group", "aria-label": "Heads that are off" });
   const said = el("p", { class: "note", "aria-live": "polite" });
-  const element = el("section", { class: "type-predicted" }, el("h2", {}, "Predicted next words"), switches, said, list);
+  const element = el("section", { class: "type-predicted" }, el("h2", {}, "Predicted next tokens"), switches, said, list);
 
   // Draw the words [{word, probability}], or with heads off [{word, before, after}].
   function draw(state, words) {
@@ -47,7 +47,7 @@ function renderSwitches(app, state) {
 function renderPrediction({ word, probability, before, after }, top, go) {
   const bar = (share, kind) => el("span", { class: kind, style: { width: `${(100 * share) / top}%` } });
   const isCompared = after !== undefined;
-  return el("button", { class: `quiet type-expected${isCompared ? " type-compared" : ""}`, title: "Append this word", onclick: go },
+  return el("button", { class: `quiet type-expected${isCompared ? " type-compared" : ""}`, title: "Append this token", onclick: go },
     el("span", { class: "type-word" }, renderWord(word)),
     el("span", { class: "type-track" }, isCompared ? [bar(before, "type-before"), bar(after, "type-after")] : bar(probability)),
     el("span", { class: "numbers" }, isCompared ? `${formatPercent(before)} → ${formatPercent(after)}` : formatPercent(probability)));

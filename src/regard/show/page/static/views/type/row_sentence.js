@@ -10,16 +10,16 @@ export function describeNumbers(quantity, row) {
 }
 
 const SENTENCES = {
-  carried: (found, asks) => (found ? `${asks} takes most from ${found}.` : `${asks} takes nothing from any word.`),
+  carried: (found, asks) => (found ? `${asks} takes most from ${found}.` : `${asks} takes nothing from any token.`),
   pull: (found, asks, of) => (found ? `${asks} moves ${of} most by its attention to ${found}: + raises it, − lowers it.` : `${asks} does not move ${of} by its attention in this layer.`),
-  cut: (found, asks, of) => (found ? `If ${asks} could not see one word, ${of} would change most for ${found}: + is a rise, − a fall.` : `Hiding a word from ${asks} in this layer would not change ${of}.`),
+  cut: (found, asks, of) => (found ? `If ${asks} could not see one token, ${of} would change most for ${found}: + is a rise, − a fall.` : `Hiding a token from ${asks} in this layer would not change ${of}.`),
 };
 
 function describeRow({ numbers, words, asker, q }) {
   const found = listLargest({ numbers, words }, formatRounded, q);
   if (!found) return `${asker} has no weights: it may see nothing, or they are not numbers (NaN).`;
   const isFirst = sortBySize(numbers, words)[0] === 0 && numbers[0] > 0.3 && q > 1;
-  return `${asker} attends most to ${found}.${isFirst ? " Heads that match no other word often put their attention on the first word." : ""}`;
+  return `${asker} attends most to ${found}.${isFirst ? " Heads that match no other token often put their attention on the first token." : ""}`;
 }
 
 // Describe the words of the source with the largest weights for a word of the translation.

@@ -45,7 +45,7 @@ function resumeView(it) {
 // Run the model on a text and show its attention.
 async function runText(it, text) {
   const { app, page } = it;
-  if (!text.trim()) return app.fail("Type at least one word first.", page.form);
+  if (!text.trim()) return app.fail("Type a text first.", page.form);
   it.running?.abort();
   const { signal } = (it.running = new AbortController());
   app.fail("", page.form);
@@ -124,7 +124,7 @@ function beginText(it, summary, all) {
   const box = it.page.form.elements.text;
   setModel(it.page.form, model);
   const { request } = summary;
-  const given = isCrossText(summary, it.app.attention()) || it.app.unit() !== "word" || all.length === MOST ? "" : all.join("").trim();
+  const given = isCrossText(summary, it.app.attention()) || it.app.unit() !== "token" || all.length === MOST ? "" : all.join("").trim();
   const read = words !== undefined || request?.tokens !== undefined ? "" : text ?? summary.typed ?? given;
   if (it.drawn || (read && (text || !box.value))) box.value = read; // what a visitor is typing already stays
   it.page.offer();
@@ -138,7 +138,7 @@ function renderWords({ app, page }, state, q, { words, asking }) {
   const { queries, keys } = layers[state.layer];
   const { model, notes } = app.summary();
   const marks = explainMarks(words);
-  page.read(`The model ‘${model}’ read ${formatCount(keys)} ${keys === 1 ? "token" : "tokens"}, numbered from 0${notes?.length ? `. ${notes.join(" ")}` : app.unit() === "word" ? ": words and pieces of words." : "."}${marks && ` ${marks}`}`);
+  page.read(`The model ‘${model}’ read ${formatCount(keys)} ${keys === 1 ? "token" : "tokens"}, numbered from 0${notes?.length ? `. ${notes.join(" ")}` : app.unit() === "token" ? ": words and pieces of words." : "."}${marks && ` ${marks}`}`);
   const pick = (n) => app.go({ q: Math.min(n, queries - 1) }, { replace: true });
   page.words(words, keys, rows === columns ? pick : null);
   page.written(rows === columns ? null : asking, queries, pick);
@@ -214,7 +214,7 @@ const ABOUT = { weight: "Attention of ", carried: "Carried to ", pull: "Pull thr
 function describePicture({ app, numbers }, state, asker) {
   const hides = numbers.some((one) => one[app.settings.quantity(state).name] === null);
   const who = `layer ${state.layer}, ${app.attention().layers[state.layer].heads === 1 ? "its one head" : nameSelectedHeads(app, state)}`;
-  app.caption(ABOUT[app.settings.get(state)], app.el("b", {}, asker), `: ${who}.${app.inUnits(hides ? " Gray words are hidden from it." : "")} ${app.inUnits("Select another word")} to see its ${app.settings.get(state) === "weight" ? "attention" : "numbers"}.`);
+  app.caption(ABOUT[app.settings.get(state)], app.el("b", {}, asker), `: ${who}.${app.inUnits(hides ? " Gray tokens are hidden from it." : "")} ${app.inUnits("Select another token")} to see its ${app.settings.get(state) === "weight" ? "attention" : "numbers"}.`);
 }
 
 // Return the shaded numbers and those of the predicted next words as records.
@@ -253,8 +253,8 @@ function switchSelected({ app }) {
 }
 
 const listKeys = (it) => [
-  ["ArrowRight", "next word", () => stepWord(it, 1)],
-  ["ArrowLeft", "previous word", () => stepWord(it, -1)],
+  ["ArrowRight", "next token", () => stepWord(it, 1)],
+  ["ArrowLeft", "previous token", () => stepWord(it, -1)],
   ["]", "next head", () => turnHead(it, 1)],
   ["[", "previous head; before the first, the mean", () => turnHead(it, -1)],
   ["o", "switch the selected head off, or on again", () => switchSelected(it)],

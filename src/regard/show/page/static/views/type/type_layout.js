@@ -10,23 +10,23 @@ import { createNextWords } from "./next_words.js";
 import { createTextForm } from "./text_form.js";
 
 const WELCOME =
-  "A language model reads a text word by word. At each word it combines the words so far, each with a weight: these weights are " +
-  "the attention of the word. Type a sentence to shade each of its words by its weight.";
+  "A language model reads a text token by token: words and pieces of words. At each token it combines the tokens so far, each " +
+  "with a weight: these weights are the attention of the token. Type a sentence to shade each of its tokens by its weight.";
 const TRANSLATES =
-  "A translation model reads a sentence and writes its translation word by word. For each word it combines the words of the " +
-  "sentence, each with a weight: these weights are the attention of the word. Type a sentence, then select a word of its " +
-  "translation.";
+  "A translation model reads a sentence and writes its translation token by token: words and pieces of words. For each token it " +
+  "combines the tokens of the sentence, each with a weight: these weights are the attention of the token. Type a sentence, then " +
+  "select a token of its translation.";
 const ELSEWHERE = [["text", "Read in Text"], ["heads", "All heads"], ["map", "Map"], ["steps", "Steps"]];
 
 export function buildLayout(app, run, append) {
   const ask = createTextForm(app, run);
-  const words = createParagraph("Words: select one to see its attention");
-  const written = createParagraph("Translation: select a word to see its attention");
-  const wrote = el("section", { hidden: true }, el("h2", {}, "Translation"), el("p", { class: "note" }, "Select a word to shade the sentence above by the attention that was used to write it."), written.element, written.more);
+  const words = createParagraph("Tokens: select one to see its attention");
+  const written = createParagraph("Translation: select a token to see its attention");
+  const wrote = el("section", { hidden: true }, el("h2", {}, "Translation"), el("p", { class: "note" }, "Select a token to shade the sentence above by the attention that was used to write it."), written.element, written.more);
   const heads = createHeadStrip();
   const source = el("p", { class: "note" });
   const told = el("p", { class: "type-told", "aria-live": "polite" });
-  const links = el("nav", { class: "type-links", "aria-label": "The same words in other views" });
+  const links = el("nav", { class: "type-links", "aria-label": "The same tokens in other views" });
   const next = createNextWords(app, append);
   const result = el("div", { class: "type-result", hidden: true },
     el("section", { class: "type-read" }, source, words.element, words.more, wrote, el("div", { class: "type-said" }, told, links), next.element), heads.element);
@@ -94,7 +94,7 @@ function createParagraph(label) {
     const stands = standing.words.join("\0") === words.join("\0") && Boolean(standing.pick) === Boolean(pick);
     if (!stands) element.replaceChildren(...words.flatMap(one));
     standing = { words, pick };
-    more.textContent = total > words.length ? `The first ${formatCount(words.length)} of ${formatCount(total)} words; Text shows all of them.` : "";
+    more.textContent = total > words.length ? `The first ${formatCount(words.length)} of ${formatCount(total)} tokens; Text shows all of them.` : "";
   }
 
   function mark(q, same) {
@@ -124,7 +124,7 @@ function createParagraph(label) {
       const colour = value === null ? null : shade(scale, value);
       Object.assign(word.style, { backgroundColor: colour ? formatColor(colour) : "", color: colour ? chooseInk(colour) : "" });
       word.classList.toggle("type-unseen", !colour);
-      word.title = colour ? `${name} ${(isSigned ? format : write)(value)}` : "hidden from the selected word";
+      word.title = colour ? `${name} ${(isSigned ? format : write)(value)}` : "hidden from the selected token";
     }
   }
 
