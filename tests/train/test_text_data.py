@@ -9,6 +9,7 @@ from regard.models import GPT2Config
 from regard.text import BytePair, Letters
 from regard.text.corpus import Corpus
 from regard.train import TrainConfig, begin, run
+from regard.train.config import refuse_different_run
 from regard.train.text_data import fit_vocabulary, load_or_prepare_corpus
 from regard.train.translation_task import load_or_prepare_pairs
 from text.corpus.small_corpus import contents
@@ -47,17 +48,28 @@ def test_a_text_is_prepared_once(tmp_path, story):
     assert load_or_prepare_corpus(config).checksum == first.checksum
 
 
-@pytest.mark.parametrize("vocabulary", ["gpt2", "300"])
+@pytest.mark.parametrize("vocabulary", ["gpt2", "300", "letters"])
 def test_a_vocabulary_that_a_prepared_corpus_does_not_have_is_refused(tmp_path, story, vocabulary):
     load_or_prepare_corpus(TrainConfig(text=str(story), vocabulary="262", out=str(tmp_path / "pieces")))
     load_or_prepare_corpus(TrainConfig(text=str(story), out=str(tmp_path / "letters")))
-    for name in ("pieces", "letters"):
+    for name in {"pieces", "letters"} - {vocabulary}:
         corpus = str(tmp_path / name / "corpus")
         with pytest.raises(ConfigError, match=rf"vocabulary is {vocabulary}, but the corpus .*{name}.corpus was prepared with"):
             load_or_prepare_corpus(TrainConfig(corpus=corpus, vocabulary=vocabulary, out=str(tmp_path / "run")))
     corpus = str(tmp_path / "pieces" / "corpus")
     assert load_or_prepare_corpus(TrainConfig(corpus=corpus, vocabulary="262", out=str(tmp_path / "run"))).vocabulary == 262
     assert load_or_prepare_corpus(TrainConfig(corpus=corpus, out=str(tmp_path / "run"))).vocabulary == 262
+    letters = TrainConfig(corpus=str(tmp_path / "letters" / "corpus"), vocabulary="letters", out=str(tmp_path / "run"))
+    assert load_or_prepare_corpus(letters).vocabulary == len(set(story.read_text()))
+
+
+def test_a_run_whose_stored_config_names_letters_by_default_is_resumed_on_its_corpus(tmp_path):
+    """Runs of a prepared corpus were stored with the former default, whatever the corpus was prepared with."""
+    stored = TrainConfig(corpus="pieces", vocabulary="letters")
+    refuse_different_run(stored, TrainConfig(corpus="pieces"), tmp_path)
+    assert TrainConfig(text="story.txt").vocabulary == "letters"
+    with pytest.raises(ConfigError, match=r"vocabulary is 'letters', but the run in .* has '262'"):
+        refuse_different_run(TrainConfig(text="story.txt", vocabulary="262"), TrainConfig(text="story.txt"), tmp_path)
 
 
 def decode_corpus(corpus) -> str:

@@ -51,7 +51,7 @@ class TrainConfig:
     corpus: str = make_changeable_field("", "a folder that regard.text.corpus.prepare wrote, or regard.text.pairs.prepare")
     text: str = make_fixed_field("", "a text to prepare first, into out/corpus: a file, a folder of texts, JSON lines")
     vocabulary: str = make_fixed_field(
-        "letters", "of that text: letters, gpt2, or the number of pieces to learn; a start has its own"
+        "", "of that text: letters, the default, gpt2, or the number of pieces to learn; a start has its own"
     )
     held_out: float = make_fixed_field(0.1, "the share of the tokens, the last ones, that is not trained on")
     start: str = make_fixed_field("", "a model to start from, a folder or a name like gpt2; by default random weights")
@@ -103,6 +103,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(TrainConfig).items():
             object.__setattr__(self, name, convert_value(name, kind, getattr(self, name)))
+        if self.text and not (self.vocabulary or self.start):
+            object.__setattr__(self, "vocabulary", "letters")
         for least, names in ((1, POSITIVE_SETTINGS), (0, NONNEGATIVE_SETTINGS)):
             for name in names:
                 value = getattr(self, name)
@@ -123,7 +125,7 @@ class TrainConfig:
         check_setting("out", self.out != "", "a folder", self.out)
         is_count = self.vocabulary.isdecimal() and len(self.vocabulary) < 10 and int(self.vocabulary) > 0
         check_setting(
-            "vocabulary", is_count or self.vocabulary in ("letters", "gpt2"), "letters, gpt2 or a number", self.vocabulary
+            "vocabulary", is_count or self.vocabulary in ("", "letters", "gpt2"), "letters, gpt2 or a number", self.vocabulary
         )
         self.refuse_inapplicable_settings()
         if isinstance(self.model, GPT2Config):
@@ -254,6 +256,8 @@ def check_setting_names(table: Mapping[str, Any], names: list[str], prefix: str)
 def refuse_different_run(former: TrainConfig, config: TrainConfig, folder: Path) -> None:
     """Raise ConfigError, naming the field, if a config would change the results of the run in a folder."""
     names = [one.name for one in fields(TrainConfig) if not (one.metadata.get("free") or one.name == "model")]
+    if not config.vocabulary:  # that of the corpus or the start; older configs have "letters" there
+        names.remove("vocabulary")
     compared = [(name, getattr(former, name), getattr(config, name)) for name in names]
     before, now = (make_model_table(one.model) for one in (former, config))
     compared += [(f"model.{name}", before.get(name), now.get(name)) for name in ("kind", *({**before, **now}))]

@@ -17,7 +17,7 @@ def apply_pretrained_sizes(config: TrainConfig) -> tuple[TrainConfig, Tokenizer 
     """
     if not config.start:
         return config, None
-    if config.vocabulary != TrainConfig.vocabulary:
+    if config.vocabulary:
         raise ConfigError(f"vocabulary is {config.vocabulary!r}, but {config.start} has one of its own. Leave it out.")
     found = files.describe_checkpoint(config.start)
     config_sizes = config.gpt2

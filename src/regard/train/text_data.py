@@ -50,12 +50,12 @@ def load_or_prepare_corpus(
 
 
 def refuse_other_vocabulary(config: TrainConfig, corpus: Corpus) -> None:
-    """Raise ConfigError if a config names another vocabulary than a prepared corpus has; letters, the default, names none."""
+    """Raise ConfigError if a config names another vocabulary than a prepared corpus has."""
     text, asked = corpus.text, config.vocabulary
-    if asked == TrainConfig.vocabulary:
+    if not asked or (asked == "letters" and isinstance(text, Letters)):
         return
-    size = GPT2Config.vocabulary if asked == "gpt2" else int(asked)
-    if not isinstance(text, BytePair) or text.vocabulary != size:
+    sizes = {"gpt2": GPT2Config.vocabulary, "letters": 0}
+    if not isinstance(text, BytePair) or text.vocabulary != (sizes[asked] if asked in sizes else int(asked)):
         raise ConfigError(
             f"vocabulary is {asked}, but the corpus {config.corpus} was prepared with {text}. Leave vocabulary out, or give "
             "the text itself as text in place of corpus: it is prepared with the vocabulary."

@@ -116,8 +116,10 @@ def load_or_prepare_pairs(config: TrainConfig, *, is_first: bool = True) -> Pair
         raise ConfigError("a translator needs either corpus, a prepared folder of pairs, or pairs, files to prepare.")
     if config.corpus or not is_first:
         return Pairs.load(config.corpus or Path(config.out) / "corpus")
-    if config.vocabulary == "letters":
-        raise ConfigError("vocabulary must be gpt2, or the number of pieces to learn, for example 4000; got 'letters'.")
+    if config.vocabulary in ("", "letters"):
+        raise ConfigError(
+            f"vocabulary must be gpt2, or the number of pieces to learn, for example 4000; got {config.vocabulary!r}."
+        )
     return load_or_prepare(
         config, config.pairs, lambda: make_pairs_origin(config), Pairs.load, lambda folder: prepare_pairs(config, folder)
     )
