@@ -150,6 +150,7 @@ def test_the_included_model_names_its_examples(capsys):
     ("arguments", "says"),
     [
         (["nothing.png"], "nothing.png is not a file"),
+        (["3", "--model", "{place}/vit"], "3 is not a file. The digits 0 to 9 are examples of digits: leave out --model."),
         (["99"], "'99' is neither a file nor a digit from 0 to 9"),
         (["{place}/vit/config.json"], "could not be read as an image"),
         (["{place}/image.png", "--model", "{place}/bert"], "reads no images"),

@@ -53,6 +53,20 @@ def translate_and_escape(folder, sentences, **settings):
     return [re.sub(r"[^ -~\u00a1-\uffff]", lambda x: x[0].encode("unicode_escape").decode(), one) for one in found]
 
 
+@pytest.mark.parametrize(
+    ("sentence", "says"),
+    [
+        ("some.en", "some.en is a file: --lines < some.en translates its lines."),
+        ("missing.txt", "missing.txt is not a file. To translate it as words, pass it on standard input with --lines."),
+        ("", "the text has no word to translate."),
+        (" ", "the text has no word to translate."),
+    ],
+)
+def test_the_name_of_a_file_and_an_empty_sentence_are_not_translated(capsys, folder, sentence, says):
+    code, out, err = run_translate(capsys, "1 one", sentence, "--model", folder)
+    assert (code, out, err) == (2, "", f"regard translate: {says}\n")
+
+
 @pytest.mark.parametrize("beams", [1, 3])
 def test_each_sentence_becomes_a_line(capsys, folder, beams):
     sentences = ["1 one", "2 two three"]

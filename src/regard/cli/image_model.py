@@ -161,6 +161,8 @@ def load_processor(source: str, is_local: bool) -> Any:
 def find_example(image: str, model: str) -> Path:
     """Return the file of an image; of one digit, for the included model, the example of it that was not trained on."""
     path = Path(image).expanduser()
+    if model not in INCLUDED and not path.exists() and image.isdecimal() and len(image) == 1:
+        raise DataError(f"{image} is not a file. The digits 0 to 9 are examples of {', '.join(INCLUDED)}: leave out --model.")
     if model in INCLUDED and not path.exists() and image.isdecimal():
         if len(image) > 1:
             raise DataError(

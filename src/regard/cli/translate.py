@@ -13,7 +13,7 @@ from typing import Any
 
 from regard.cli import train
 from regard.cli.arguments.translate import MODEL
-from regard.cli.input_text import BYTE_ORDER_MARK
+from regard.cli.input_text import BYTE_ORDER_MARK, FILE_NAME_PATTERN
 from regard.cli.progress_bar import show_count_bar
 from regard.errors import ConfigError, DataError
 from regard.evaluate.translation_scores import BLOCK, bleu, chrf, translate_sentences
@@ -60,6 +60,8 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(f"--{settings_given[0].replace('_', '-')} is a setting of --train, which is not given.")
     if "length_penalty" in given and given.get("beams", 1) == 1:
         raise ConfigError("--length-penalty compares beams: it needs --beams of at least 2.")
+    for one in options.sentences:
+        check_sentence(one)
     model = translator.load(given.pop("model", MODEL))
     if options.evaluate:
         source, reference = options.evaluate
@@ -72,6 +74,20 @@ def run(options: argparse.Namespace) -> int:
             sys.stdout.write(escape_controls(one) + "\n")
         sys.stdout.flush()
     return 0
+
+
+def check_sentence(text: str) -> None:
+    """Raise DataError for a sentence without a word, and for one that is a file or the name of one."""
+    if not text.split():
+        raise DataError("the text has no word to translate.")
+    try:
+        is_file = Path(text).is_file()
+    except OSError:  # e.g. a name that is too long
+        return
+    if is_file:
+        raise DataError(f"{text} is a file: --lines < {text} translates its lines.")
+    if FILE_NAME_PATTERN.fullmatch(text):
+        raise DataError(f"{text} is not a file. To translate it as words, pass it on standard input with --lines.")
 
 
 def read_lines() -> Iterator[str]:
