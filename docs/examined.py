@@ -39,6 +39,7 @@ WRONG = {
     "Norms, differential and latent attention, softcaps and sinks": wrong.DESIGNS,
     "Longer inputs, values and outputs": wrong.LENGTHS,
     "Constants": wrong.CONSTANTS,
+    "Order and places": wrong.ORDER,
 }
 RIGHT = {
     "regard's own": right.list_own_layers,

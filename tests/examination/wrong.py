@@ -14,6 +14,7 @@ from examination import wrong_heads as heads
 from examination import wrong_kernels as kernels
 from examination import wrong_lengths as lengths
 from examination import wrong_masks as masks
+from examination import wrong_order as order
 from examination import wrong_positions as positions
 from examination import wrong_softmax as softmax
 from examination import wrong_sources as sources
@@ -296,4 +297,12 @@ CONSTANTS = [
     Wrong(constants.ContextDivided, ("not normalised",), "contexts divided by the number of keys, beside rotary positions"),
     Wrong(constants.AlibiBeforeScale, ("wrong positions",), "ALiBi added before the division by √d"),
 ]
-WRONG = [*MASKS, *SOFTMAX, *HEADS, *TRAINING, *KERNELS, *POSITIONS, *CALLS, *SOURCES, *DESIGNS, *LENGTHS, *CONSTANTS]
+ORDER = [
+    Wrong(order.NormedAfterRotary, ("wrong positions",), "a LayerNorm of rotated queries and keys"),
+    Wrong(order.ValuesRolled, ("wrong positions",), "values rolled by a token, in an encoder", Everything()),
+    Wrong(order.ValuesOfTheTokenBefore, ("wrong positions",), "values of the token before"),
+    Wrong(order.KeysOfTheNextToken, ("wrong positions",), "keys of the next token, in an encoder", Everything()),
+    Wrong(order.ScoresWithoutNegatives, ("wrong scores",), "a relu before the softmax, beside rotary positions"),
+    Wrong(order.ScoresClamped, ("wrong scores",), "scores clamped to -0.5 to 0.5, beside rotary positions"),
+]
+WRONG = [*MASKS, *SOFTMAX, *HEADS, *TRAINING, *KERNELS, *POSITIONS, *CALLS, *SOURCES, *DESIGNS, *LENGTHS, *CONSTANTS, *ORDER]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from regard.examination import frequency_reading, norm_reading, slope_checks, terms, value_scale
+from regard.examination import frequency_reading, late_norms, norm_reading, slope_checks, terms, token_shift, value_scale
 from regard.examination.bias_reading import find_viewed_table
 from regard.examination.call_conventions import parse_role
 from regard.examination.identify.mistakes import ROLE, SOFTMAX, SPLIT, describe_mixed_heads
@@ -72,6 +72,8 @@ def iterate_checks(
         (norm_reading.WHAT, norm_reading.check_norms),
         (terms.WHAT, terms.check_terms),
     ):
+        (late_norms.WHAT, check_norm_order),
+        (token_shift.WHAT, check_token_places),
         result = check(calls)
         if result is not None:
             yield what, result
@@ -437,6 +439,16 @@ def find_wrong_rotation(one: InnerCall) -> tuple[str, str] | None:
     plain = [list_plain_heads(x, source) for _, _, x, source in sources]
     for (who, other), heads in zip((("queries", "keys"), ("keys", "queries")), plain, strict=True):
         if (q is None) != (k is None) and heads and one.call.q.shape[1] == one.call.k.shape[1] and plain[0] != plain[1]:
+def check_norm_order(calls: Sequence[InnerCall]) -> Finding | Unknown | None:
+    """Check that norms of queries and keys come before their rotation, or commute with it; None if they do."""
+    return late_norms.check_order([(one.name, late) for one in calls for late in one.late_norms])
+
+
+def check_token_places(calls: Sequence[InnerCall]) -> Finding | None:
+    """Check that queries, keys and values are those of the same tokens; None if none of them are seen to be shifted."""
+    return token_shift.check_shifts([(one.name, one.shifts) for one in calls])
+
+
             return f"heads {', '.join(map(str, heads))} of the {who} are not rotated, but those of the {other} are", TURN
     if q is not None and k is not None:
         columns = max(q.phasors.shape[1], k.phasors.shape[1])

@@ -13,11 +13,14 @@ from regard.examination.attention_output import list_parts
 from regard.examination.call_conventions import parse_role
 from regard.examination.changed_sources import find_changed_source, find_decayed_sources, find_mixed_source
 from regard.examination.functional_projections import watch_projections
+from regard.examination.late_norms import LateNorm, NormCall, find_late_norm
 from regard.examination.latent_reading import AbsorbedQueries, read_absorbed_queries
 from regard.examination.localize import hook_parts
+from regard.examination.norm_modules import is_norm
 from regard.examination.normalization_order import NormalizationWatcher, select_earlier
 from regard.examination.output_reading import OutputReading, read_output
 from regard.examination.projection_source import ModuleOutput, ProjectionSource, arrange_tokens, find_source
+from regard.examination.token_shift import find_shift
 from regard.map.scored_matrix import ScoredMatrix
 from regard.map.stored_matrix import StoredMatrix
 from regard.observe import interception
@@ -38,6 +41,7 @@ class InnerCall:
 
     `q_named` and `k_named` are the outputs (b, h, t, d) of projections with names of these roles. `stated` is the scale that an
     attribute of the module states, None without one. `widths` are the numbers of weights of the modules that q and k come from.
+    `shifts` are the tokens by which q, k and v were shifted after their projections. `late_norms` are norms after a rotation.
     `mixed` names the weights to which the heads of this softmax were mixed, "" if they were not mixed.
     """
 
@@ -54,6 +58,8 @@ class InnerCall:
     v_source: ProjectionSource | None = None
     output: OutputReading | None = None
     mixed: str = ""
+    shifts: tuple[int, int, int] = (0, 0, 0)
+    late_norms: tuple[LateNorm, ...] = ()
 
     @property
     def width(self) -> int:
@@ -208,13 +214,15 @@ def record_inner_calls(module: nn.Module, run: Callable[[], object]) -> Recorded
     """
     modules = dict(module.named_modules())
     refuse_compiled(modules)
-    outputs = list[ModuleOutput]()
+    outputs, norms = list[ModuleOutput](), list[NormCall]()
     order: NormalizationWatcher = NormalizationWatcher(outputs)
     collector = CallCollector(modules, order)
 
     def keep_output(name: str, part: nn.Module, inputs: tuple[Any, ...], _: object, output: object) -> None:
         outputs.extend(ModuleOutput(name, one.detach().clone()) for one in list_tensors(output))  # it may be changed in place
         outputs.extend(project_inputs(name, part, inputs))
+        if is_norm(part):
+            norms.extend(copy_norm_call(name, inputs, output))
 
     returned = list[ModuleOutput]()  # not among the outputs that queries and keys may come from
 
@@ -239,13 +247,29 @@ def record_inner_calls(module: nn.Module, run: Callable[[], object]) -> Recorded
         own.remove()
 
     def trace(name: str, call: AttentionCall, count: int) -> InnerCall:
-        return add_module(trace_sources(name, call, outputs, select_earlier(outputs, count)), modules, outputs, returned)
+        traced = trace_sources(name, call, outputs, select_earlier(outputs, count))
+        return add_module(add_late_norms(traced, norms, outputs), modules, outputs, returned)
 
     matrices = []
     for one, softmaxes, count in collector.matrices:
         traced = tuple(replace(trace(one.name, call, count), mixed=one.title) for call in softmaxes)
         matrices.append(one._replace(softmaxes=traced))
     return RecordedCalls([trace(*one) for one in collector.calls], collector.missed, matrices, collector.unstored)
+
+
+def copy_norm_call(name: str, inputs: tuple[Any, ...], output: object) -> list[NormCall]:
+    """Return copies of the heads, in four axes, that a norm was given and made; empty for anything else."""
+    given, made = list_tensors(inputs[:1]), list_tensors(output)
+    is_of_heads = len(given) == len(made) == 1 and given[0].dim() == 4 and given[0].shape == made[0].shape
+    return [NormCall(name, given[0].detach().clone(), made[0].detach().clone())] if is_of_heads else []
+
+
+def add_late_norms(one: InnerCall, norms: Sequence[NormCall], outputs: Sequence[ModuleOutput]) -> InnerCall:
+    """Return a call with the norms of its queries and keys that come after their rotation."""
+    inside = select_inside(outputs, one.name)
+    sides = (("queries", one.call.q, one.q_source), ("keys", one.call.k, one.k_source))
+    found = (find_late_norm(who, x, source, norms, inside) for who, x, source in sides)
+    return replace(one, late_norms=tuple(late for late in found if late is not None))
 
 
 def add_module(
@@ -322,7 +346,10 @@ def trace_sources(
     own = select_inside(outputs, name)
     q_named, k_named = find_named_output(call.q, own, "q"), find_named_output(call.k, own, "k")
     v_source = None if call.v is None else find_source(call.v, own)
-    return InnerCall(name, call, q_source, k_source, q_named, k_named, v_source=v_source)
+    sides = ((call.q, q_source), (call.k, k_source), (call.v, v_source))
+    q_shift, k_shift, v_shift = (0 if x is None else find_shift(x, source, own) for x, source in sides)
+    shifts = (q_shift, k_shift, v_shift)
+    return InnerCall(name, call, q_source, k_source, q_named, k_named, v_source=v_source, shifts=shifts)
 
 
 def find_sources(

@@ -1,0 +1,55 @@
+"""Layers that do a right thing at the wrong time, or to another token, beside rotary positions."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from examination.wrong_calls import D, Rotary
+
+
+class NormedAfterRotary(Rotary):
+    """A LayerNorm of rotated heads takes away a mean over columns that the rotation has mixed."""
+
+    def __init__(self):
+        super().__init__()
+        self.q_norm, self.k_norm = nn.LayerNorm(D), nn.LayerNorm(D)
+
+    def place(self, q, k):
+        q, k = super().place(q, k)
+        return self.q_norm(q), self.k_norm(k)
+
+
+class ValuesRolled(Rotary):
+    """The values of the tokens before, and of the last token for the first."""
+
+    def attend(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v.roll(1, 2))
+
+
+class ValuesOfTheTokenBefore(Rotary):
+    """The same with zeros for the first token, and a causal mask."""
+
+    def attend(self, q, k, v):
+        return super().attend(q, k, F.pad(v, (0, 0, 1, 0))[:, :, :-1])
+
+
+class KeysOfTheNextToken(Rotary):
+    def attend(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k.roll(-1, 2), v)
+
+
+class ScoresWithoutNegatives(Rotary):
+    """A relu of scores, which the softmax does not need."""
+
+    def change(self, scores):
+        return scores.relu()
+
+    def attend(self, q, k, v):
+        t = q.shape[2]
+        scores = self.change(q @ k.mT / D**0.5).masked_fill(torch.ones(t, t, dtype=torch.bool).triu(1), -torch.inf)
+        return scores.softmax(-1) @ v
+
+
+class ScoresClamped(ScoresWithoutNegatives):
+    def change(self, scores):
+        return scores.clamp(-0.5, 0.5)
