@@ -17,6 +17,7 @@ from regard.examination import (
     bucket_reading,
     cached_decoding,
     call_checks,
+    layer_dropout,
     localize,
     log_scale,
     matrix_checks,
@@ -231,6 +232,7 @@ class ModelExamination:
         if not seeing.missed and not seeing.has_cross_attention:
             yield from model_positions.check_positions(self.model, calls)
         yield from replayed.results
+        yield from layer_dropout.check_layers(self.model, names, self.expects)
 
     def record_table_calls(self, calls: list[InnerCall]) -> list[InnerCall]:
         """Return the calls for many tokens, which show the rows of far distances; empty if no bias is rows of a table."""

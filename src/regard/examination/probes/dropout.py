@@ -16,6 +16,7 @@ from regard.examination.report import Checked, Finding, Unknown
 from regard.examination.restore_state import seed_generators
 
 DRAWS, PART = 4096, 512  # sequences in training mode, and how many of them at most at a time
+MANY = 64  # sequences, of which one has something dropped even if that is rare
 TOKENS, BUDGET = 16, 2**21  # of each sequence at most, and numbers of all sequences at a time
 SURE, LEAST, LARGE = 6.0, 0.005, 3.0  # standard errors and distance from 1 that make a mean differ; a size of inputs
 STRAIGHT = 1e-3  # of an output: tolerance for being affine in the input
@@ -167,7 +168,7 @@ def check_training(case: Case, call: AttentionFunction) -> Iterator[Finding | Ch
 
 def check_single_token(case: Case, call: AttentionFunction) -> Iterator[Finding | Checked | Unknown]:
     """Check the mean of outputs of one token, whose weight is 1: if the rest is linear, it is the output of evaluation."""
-    one = case.make_inputs(1, 2)
+    one = case.make_inputs(1, MANY)
     case.run_subject(*one)
     if measure_spread(call, one, case) == 0:
         dropped = describe_score_dropout(case, call)
