@@ -14,6 +14,7 @@ from regard.examination.inner_calls import RecordedCalls, WeightMatrix
 from regard.examination.least_squares import solve_least_squares
 from regard.examination.mixing_functions import follow_modules
 from regard.examination.report import Finding
+from regard.examination.score_changes import ProductRecorder, explain_scores
 
 NEAR = {torch.float64: 1e-9, torch.float32: 1e-4}  # of sums that are one, and of weights that are equal
 MOST = 2**22  # numbers of a softmax that is kept
@@ -76,7 +77,7 @@ def check_matrices(module: nn.Module, run: Callable[[], object], recorded: Recor
         return
     if not recorded.matrices and not any(one.is_stored_as_weights for one in recorded.calls):
         return
-    softmaxes = record_softmaxes(module, run)
+    softmaxes, products = record_softmaxes(module, run)
     for one in recorded.matrices:
         wrong = find_wrong_axis(one) or find_added_softmax(module, one) or find_change_after(one, softmaxes)
         if wrong is not None:
@@ -86,6 +87,14 @@ def check_matrices(module: nn.Module, run: Callable[[], object], recorded: Recor
     twice = find_second_softmax(softmaxes)
     if twice is not None:
         yield Finding("not normalised", f"in {twice or 'the layer'} {NORMS['twice']}", ONCE, 1.7, "softmax", twice)
+        return
+    for call in softmaxes:
+        around = call.module.rpartition(".")[0]  # of a module that is a softmax alone
+        change = explain_scores(call.given, products.get(call.module) or products.get(around, []))
+        if change is not None:
+            sentence = f"in {call.module or 'the layer'} {change.does}"
+            yield Finding("wrong scores", sentence, change.cure, 1.7, "scores", call.module)
+            return
 
 
 def find_added_context(module: nn.Module, run: Callable[[], object], recorded: RecordedCalls) -> Finding | None:
@@ -109,16 +118,17 @@ def find_added_context(module: nn.Module, run: Callable[[], object], recorded: R
     return None
 
 
-def record_softmaxes(module: nn.Module, run: Callable[[], object]) -> Sequence[SoftmaxCall]:
-    """Return each softmax of a run; empty if it raises."""
+def record_softmaxes(module: nn.Module, run: Callable[[], object]) -> tuple[Sequence[SoftmaxCall], dict[str, list[Tensor]]]:
+    """Return each softmax of a run, and the last products of each module; empty if it raises."""
     with follow_modules(module) as running:
         recorder: SoftmaxRecorder = SoftmaxRecorder(running)
+        products: ProductRecorder = ProductRecorder(running)
         try:
-            with recorder, torch.no_grad():
+            with recorder, products, torch.no_grad():
                 run()
         except Exception:  # whatever a user's layer raises: another probe reports it
-            return []
-    return recorder.calls
+            return [], {}
+    return recorder.calls, products.products
 
 
 def get_tolerance(one: WeightMatrix, softmaxes: Sequence[SoftmaxCall] = ()) -> float:
