@@ -1,5 +1,7 @@
 """Columns that positions change, but do not rotate, are found; and rotations that are written to other columns are read."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -246,3 +248,19 @@ def test_other_angles_of_grouped_keys_than_of_their_queries_are_found():
     finding = examine_new(lambda: BeforeSplit(turn_wide_neighbors, groups=2)).findings[0]
     assert finding.kind == "wrong positions"
     assert "queries and keys are rotated by different angles" in finding.evidence
+
+
+@pytest.mark.parametrize(("times", "is_right"), [(4, True), (32, True), (None, False)])
+def test_the_attention_factor_of_yarn_is_no_wrong_scale(times, is_right):
+    """0.1 ln(s) + 1 on rotated queries and keys, for a context s times as long; another factor is none."""
+    factor = 1.2 if times is None else 0.1 * math.log(times) + 1
+
+    class Scaled(Rotary):
+        def place(self, q, k):
+            q, k = super().place(q, k)
+            return q * factor, k * factor
+
+    torch.manual_seed(0)
+    report = examine(Scaled())
+    assert [one.kind for one in report.findings] == ([] if is_right else ["wrong scale"])
+    assert any(f"a context {times} times as long" in one.what for one in report.checked) == is_right

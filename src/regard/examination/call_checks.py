@@ -4,6 +4,7 @@ The norms of queries and keys are compared, so that rotary positions and other r
 """
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
@@ -27,6 +28,7 @@ from regard.observe.interception.handwritten.undivided_contexts import BY_MORE, 
 
 LEAST_FACTOR = 2.0  # of cosines: with less, a weight is at most exp(4) times another
 OFF = 0.02  # of the expected scale
+MOST_FACTOR = 1.5  # of YaRN on queries and keys: beyond, any number is one
 SCALE = "the scale of the scores"
 ROWS = "rows of weights sum to one, over the keys"
 EACH_ROW = "rows of each softmax sum to one, over the keys"
@@ -70,10 +72,10 @@ def iterate_checks(
         (slope_checks.WHAT, slope_checks.check_slopes),
         (value_scale.WHAT, value_scale.check_values),
         (norm_reading.WHAT, norm_reading.check_norms),
-        (terms.WHAT, terms.check_terms),
-    ):
         (late_norms.WHAT, check_norm_order),
         (token_shift.WHAT, check_token_places),
+        (terms.WHAT, terms.check_terms),
+    ):
         result = check(calls)
         if result is not None:
             yield what, result
@@ -97,6 +99,8 @@ def check_scale(calls: Sequence[InnerCall], stated: float | None, in_model: bool
     wrong = next((one for one in others if stated is not None or not is_stated(one)), None)
     if wrong is None:
         what = f"{SCALE}, {get_scale(scored[0]):.4g}"
+        if times := read_context_factor(scored[0]):
+            what += f", with the attention factor of YaRN for a context {times} times as long"
         if is_passed_for_cosines(scored[0]):
             what += f", of normalized queries and keys: cosines are multiplied by {scored[0].cosine_factor:.4g}"
         return Checked(what, f"in {count_calls(scored)}, through rotations; {NEAR}")
@@ -156,7 +160,24 @@ def is_stated(one: InnerCall) -> bool:
     found = get_scale(one)
     own = one.call.q.shape[-1] ** -0.5 if one.call.scale is None else one.call.scale
     rotated = one.q_source is not None and one.k_source is not None and is_near(one.q_source.factor, one.k_source.factor)
+    if read_context_factor(one):
+        return True
     return one.stated is not None and (is_near(found, one.stated) or (rotated and is_near(own, one.stated)))
+
+
+def read_context_factor(one: InnerCall) -> int:
+    """Return s if rotated queries and keys are each multiplied by 0.1 ln(s) + 1, for a context s times as long, else 0.
+
+    Source: Peng et al. 2023, YaRN, section 3.4.
+    """
+    q, k = one.q_source, one.k_source
+    own = one.call.q.shape[-1] ** -0.5 if one.call.scale is None else one.call.scale
+    if q is None or k is None or not is_near(own, one.width**-0.5) or abs(q.factor / k.factor - 1) > 1e-4:
+        return 0
+    if read_source(one.call.q, q) is None or not 1 < q.factor < MOST_FACTOR:
+        return 0
+    times = math.exp(10 * (q.factor - 1))
+    return round(times) if times > 1.5 and abs(times / round(times) - 1) < 1e-3 else 0
 
 
 def is_passed_for_cosines(one: InnerCall) -> bool:
@@ -418,6 +439,16 @@ def check_positions(calls: Sequence[InnerCall]) -> Finding | Checked | None:
     return Checked(f"{POSITIONS}: {how}", f"in {len(read)} recorded call{'s' * (len(read) > 1)}; each angle is read{of_base}")
 
 
+def check_norm_order(calls: Sequence[InnerCall]) -> Finding | Unknown | None:
+    """Check that norms of queries and keys come before their rotation, or commute with it; None if they do."""
+    return late_norms.check_order([(one.name, late) for one in calls for late in one.late_norms])
+
+
+def check_token_places(calls: Sequence[InnerCall]) -> Finding | None:
+    """Check that queries, keys and values are those of the same tokens; None if none of them are seen to be shifted."""
+    return token_shift.check_shifts([(one.name, one.shifts) for one in calls])
+
+
 def find_wrong_rotation(one: InnerCall) -> tuple[str, str] | None:
     """Return what is wrong with the rotation of queries and keys, and the cure; None if nothing is, or there is none."""
     v = one.v_source
@@ -439,16 +470,6 @@ def find_wrong_rotation(one: InnerCall) -> tuple[str, str] | None:
     plain = [list_plain_heads(x, source) for _, _, x, source in sources]
     for (who, other), heads in zip((("queries", "keys"), ("keys", "queries")), plain, strict=True):
         if (q is None) != (k is None) and heads and one.call.q.shape[1] == one.call.k.shape[1] and plain[0] != plain[1]:
-def check_norm_order(calls: Sequence[InnerCall]) -> Finding | Unknown | None:
-    """Check that norms of queries and keys come before their rotation, or commute with it; None if they do."""
-    return late_norms.check_order([(one.name, late) for one in calls for late in one.late_norms])
-
-
-def check_token_places(calls: Sequence[InnerCall]) -> Finding | None:
-    """Check that queries, keys and values are those of the same tokens; None if none of them are seen to be shifted."""
-    return token_shift.check_shifts([(one.name, one.shifts) for one in calls])
-
-
             return f"heads {', '.join(map(str, heads))} of the {who} are not rotated, but those of the {other} are", TURN
     if q is not None and k is not None:
         columns = max(q.phasors.shape[1], k.phasors.shape[1])
