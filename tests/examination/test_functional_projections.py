@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from examination.wrong_calls import C, D, H
+from examination.wrong_calls import C, D, H, turn_halves
 from regard import Everything
 from regard.examination import examine
 
@@ -87,3 +87,27 @@ def test_without_a_mask_nothing_is_said_of_shifted_windows():
 @pytest.mark.parametrize("hide", [hide_later_regions, hide_first_everywhere])
 def test_other_windows_that_hide_tokens_are_a_wrong_mask(hide):
     assert [one.kind for one in examine_windows(hide=hide, size=5.0).findings] == ["wrong mask"]
+
+
+@pytest.mark.parametrize("base", [100.0, 1.0])
+def test_rotated_products_of_parameters_with_an_axis_of_heads_are_read(base):
+    """As einsum makes them: right ones, and those whose pairs of columns all have one frequency."""
+
+    class Einsum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.query, self.key, self.value = (nn.Parameter(torch.randn(C, H, D) / C**0.5) for _ in range(3))
+            self.output = nn.Parameter(torch.randn(H, D, C) / C**0.5)
+
+        def forward(self, x):
+            t = x.shape[1]
+            q, k, v = (torch.einsum("btc,chd->bhtd", x, weight) for weight in (self.query, self.key, self.value))
+            angles = torch.arange(t)[:, None] * base ** (-torch.arange(0, D, 2) / D)
+            q, k = (turn_halves(y, angles.cos(), angles.sin()) for y in (q, k))
+            context = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            return torch.einsum("bhtd,hdc->btc", context, self.output)
+
+    torch.manual_seed(0)
+    report = examine(Einsum())
+    assert [one.kind for one in report.findings] == ([] if base > 1 else ["wrong positions"])
+    assert base == 1 or report, str(report)

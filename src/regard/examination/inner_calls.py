@@ -317,9 +317,14 @@ def project_inputs(name: str, part: nn.Module, inputs: tuple[Any, ...]) -> list[
     own = dict(part.named_parameters(recurse=False))
     found = []
     for x, (one, weight) in itertools.product(given.values(), own.items()):
-        if weight.dim() != 2 or weight.dtype != x.dtype:
+        if weight.dtype != x.dtype:
             continue
         place = f"{name}.{one}".lstrip(".")
+        if weight.dim() in (3, 4) and weight.numel() <= MOST_NUMBERS:  # with an axis of heads, as of einsum
+            matrices = [weight.movedim(n, 0).flatten(1) for n, size in enumerate(weight.shape) if size == x.shape[2]]
+            found += [ModuleOutput(place, (x @ matrix).detach(), is_of_inputs=True) for matrix in matrices]
+        if weight.dim() != 2:
+            continue
         if weight.shape[1] == x.shape[2]:
             bias = own.get(one.replace("weight", "bias"))
             has_bias = bias is not None and bias.shape == weight.shape[:1]
