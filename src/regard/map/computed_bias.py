@@ -126,4 +126,5 @@ def define_entrywise(kind: Any) -> None:
 
 def drop_repeated_axes(x: Tensor) -> Tensor:
     """Return a tensor with size 1 for each axis along which it is expanded."""
-    return x[tuple(slice(None) if stride else slice(1) for stride in x.stride())]
+    strides = x.stride()
+    return x if all(strides) else x[tuple(slice(None) if stride else slice(1) for stride in strides)]

@@ -1,11 +1,10 @@
 """A report as HTML: the verdict, each finding with its cure, who sees whom, and folded what was checked and what is unknown."""
 
-import html
 import re
 from collections.abc import Iterable
 
 from regard.examination.report import Finding, Report
-from regard.show.terminal import escape_text
+from regard.show.html_pictures import escape_html
 from regard.show.visibility_picture import describe_picture, render_picture
 
 INNER = r"[^()\[\]]*(?:[(\[][^()\[\]]*(?:[(\[][^()\[\]]*[)\]][^()\[\]]*)*[)\]][^()\[\]]*)*"  # nested brackets, three deep
@@ -78,8 +77,3 @@ def mark_up_code(text: str) -> str:
 def render_code(text: str) -> str:
     """Render text as code."""
     return f"<code>{escape_html(text)}</code>"
-
-
-def escape_html(text: str) -> str:
-    """Escape text for HTML, with control characters spelled out."""
-    return html.escape(escape_text(text))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from regard.show.color_ramp import shade
-from regard.show.report_html import escape_html
+from regard.show.html_pictures import escape_html
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 620, 300, 52, 40, 24  # pixels of the plot, and its margins
 NAMES = 230  # pixels to the right of the plot, for the names of the curves

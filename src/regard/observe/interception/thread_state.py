@@ -21,6 +21,7 @@ from torch._C import _pop_torch_function_stack as pop
 from torch._C import _push_on_torch_function_stack as push
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from regard.map.computed_bias import drop_repeated_axes
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
 from regard.observe.interception.plain_tensors import UnreadableError, disable_modes
 from regard.observe.interception.provenance import ModuleFrame
@@ -403,7 +404,7 @@ def find_equal_masks(layout: tuple[object, ...], masks: tuple[Tensor | None, ...
     """
     for (other, *_), (_, fingerprints, result) in STATE.inferred_masks.items():
         if other == layout and all(
-            x is None if m is None else isinstance(x, Tensor) and have_same_bits(x, drop_expanded_axes(m))
+            x is None if m is None else isinstance(x, Tensor) and have_same_bits(x, drop_repeated_axes(m))
             for m, x in zip(masks, fingerprints, strict=True)
         ):
             return fingerprints, result
@@ -438,14 +439,14 @@ def take_fingerprint(x: Tensor) -> int | Tensor:
     torch counts none in inference mode, and none through numpy. To compare copies would make a GPU wait.
     """
     is_counted = x.device.type != "cpu" and not x.is_inference()
-    return x._version if is_counted else drop_expanded_axes(x).clone()
+    return x._version if is_counted else drop_repeated_axes(x).clone()
 
 
 def is_unchanged(x: Any, was: int | Tensor | None) -> bool:
     """Return whether a tensor still equals its fingerprint; True for anything that is no tensor."""
     if was is None:
         return True
-    return bool(x._version == was) if isinstance(was, int) else have_same_bits(drop_expanded_axes(x), was)
+    return bool(x._version == was) if isinstance(was, int) else have_same_bits(drop_repeated_axes(x), was)
 
 
 def have_same_bits(x: Tensor, y: Tensor) -> bool:
@@ -461,9 +462,3 @@ def can_join_entries(x: Tensor, count: int) -> bool:
     if not x.dim() or x.stride(-1) != 1:
         return False
     return not any(n % count for n in (x.shape[-1], x.storage_offset(), *x.stride()[:-1]))
-
-
-def drop_expanded_axes(x: Tensor) -> Tensor:
-    """Return x with the axes along which it is expanded reduced to one entry."""
-    strides = x.stride()
-    return x if all(strides) else x[tuple(slice(None) if stride else slice(1) for stride in strides)]

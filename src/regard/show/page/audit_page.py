@@ -5,7 +5,7 @@ from pathlib import Path
 
 from regard.policy_audit import Audit, Summary
 from regard.show.color_ramp import choose_ink, shade
-from regard.show.report_html import escape_html
+from regard.show.html_pictures import escape_html
 from regard.show.svg_charts import Curve, draw_chart, draw_grid
 
 STYLE = Path(__file__).parent / "static" / "style.css"

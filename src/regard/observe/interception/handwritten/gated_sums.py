@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
+from regard.map.computed_bias import drop_repeated_axes
 from regard.mechanism.scores import score_dtype
 from regard.observe.interception.function_roles import strip_affixes
 from regard.observe.interception.handwritten.ancestor_search import TensorRef, find_projection
@@ -26,7 +27,6 @@ from regard.observe.interception.handwritten.summed_products import SUMMED, Summ
 from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable
 from regard.observe.interception.handwritten.traces import Trace, TraceKind, read_eps
 from regard.observe.interception.provenance import TOKEN, ModuleFrame
-from regard.observe.interception.thread_state import drop_expanded_axes
 
 FREED = "it is linear attention, whose keys or values were freed before queries were multiplied with the sum of their products"
 FREED_FACTOR = "it is linear attention, whose keys or values were multiplied by a tensor that was freed before queries were"
@@ -190,7 +190,7 @@ class GatedSums:
             summed, q = self.find_sum(frames[-1], x), operands[1 - place]
             if summed is None or q.numel() < y.numel():
                 continue
-            own = drop_expanded_axes(x.detach())
+            own = drop_repeated_axes(x.detach())
             if not summed.product.is_running and own.numel() == y.numel():
                 continue
             if any(one() is q for one in (*(factor.tensor for factor in summed.product.operands), summed.summand)):

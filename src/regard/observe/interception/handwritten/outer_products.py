@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.map.computed_bias import drop_repeated_axes
 from regard.mechanism.scores import score_dtype
 from regard.observe.interception.function_roles import Role
 from regard.observe.interception.handwritten.ancestor_search import has_tokens
@@ -13,7 +14,6 @@ from regard.observe.interception.handwritten.state_loop import Factor, Product, 
 from regard.observe.interception.handwritten.tensor_axes import Dims
 from regard.observe.interception.lookups import IS_TENSOR, read_version
 from regard.observe.interception.provenance import ModuleFrame
-from regard.observe.interception.thread_state import drop_expanded_axes
 
 OUTER = {"outer", "ger"}
 
@@ -116,5 +116,5 @@ def expand_value(x: Any, y: Tensor) -> Tensor:
 
 def read_factor(x: Tensor, dims: Dims) -> Factor:
     """Return a tensor with these axes without those that it is expanded along."""
-    own = drop_expanded_axes(x.detach())
+    own = drop_repeated_axes(x.detach())
     return Factor(own, tuple(axes if size > 1 else () for axes, size in zip(dims, own.shape, strict=True)), read_version(own))
