@@ -104,6 +104,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     number_cases(items)
 
 
+@pytest.fixture
+def screen_of_80_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+
+
 if together := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):  # before torch is imported, here and in processes that tests begin
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(together))))
 

@@ -15,17 +15,11 @@ from regard.text import BytePair
 from regard.text.byte_pair import GPT2_FOLDER
 from regard.text.corpus import prepare
 
+pytestmark = pytest.mark.usefixtures("screen_of_80_columns")
 TEXT = "the cat sat on the mat, and the dog saw the cat again and again.\n" * 9
 WIKI = " = A title = \n \n A guest @-@ star , who is ( now ) here . \n" * 5
 BATCH = 4  # of `regard evaluate` by default: the same windows at a time give the same digits
 PASSAGES = ["the cat sat on the mat", "and the dog saw the cat", "the cat sat on and on"]
-
-
-@pytest.fixture(autouse=True)
-def a_screen_of_80_columns(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"):
-        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(scope="module")

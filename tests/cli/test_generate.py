@@ -24,14 +24,8 @@ from regard.text.byte_pair import GPT2_FOLDER
 from regard.text.number_tokenizer import NumberTokenizer
 from regard.text.transformers_tokenizer import TransformersTokenizer
 
+pytestmark = pytest.mark.usefixtures("screen_of_80_columns")
 SAMPLE = "the cat sat on the mat, and the dog saw the cat again and again. " * 20
-
-
-@pytest.fixture(autouse=True)
-def a_screen_of_80_columns(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"):
-        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(scope="module")

@@ -10,14 +10,8 @@ from regard.cli import main
 from regard.lectures import printed_numbers
 from regard.lectures.comparison import Verdict
 
+pytestmark = pytest.mark.usefixtures("screen_of_80_columns")
 NAMES = [example["id"] for example in printed_numbers.load_printed_numbers()["examples"]]
-
-
-@pytest.fixture(autouse=True)
-def a_screen_of_80_columns(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"):
-        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture

@@ -22,12 +22,7 @@ from regard.models.recurrent import RecurrentTranslator
 from regard.models.transformer import Transformer
 from regard.text import BytePair
 
-
-@pytest.fixture(autouse=True)
-def screen(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    for name in ("FORCE_COLOR", "NO_COLOR"):
-        monkeypatch.delenv(name, raising=False)
+pytestmark = pytest.mark.usefixtures("screen_of_80_columns")
 
 
 @pytest.fixture

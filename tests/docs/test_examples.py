@@ -20,12 +20,9 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 @pytest.fixture(autouse=True)
-def quiet_place(tmp_path, monkeypatch):
+def quiet_place(tmp_path, monkeypatch, screen_of_80_columns):
     """A folder for what an example writes, and a screen of 80 columns without colour."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
-    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"):
-        monkeypatch.delenv(name, raising=False)
 
 
 def blocks(page):

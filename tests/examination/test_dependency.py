@@ -4,9 +4,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 
-from examination.subjects import D_IN, Layer, case_of, hiding, later, make_hidden_table
+from examination.subjects import D_IN, Layer, Residual, case_of, hiding, later, make_hidden_table
 from regard import Causal, Documents, Everything, Given, Padding, Prefix, Window, attention
 from regard.examination import dependency
 
@@ -121,15 +120,6 @@ def own(layer, expects=None):
 
 def unseen(scores):
     return scores.masked_fill(torch.eye(scores.shape[-1], dtype=torch.bool), -torch.inf).softmax(-1)
-
-
-class Residual(nn.Module):
-    def __init__(self, weights):
-        super().__init__()
-        self.layer = Layer(weights, D_IN, D_IN)
-
-    def forward(self, x):
-        return x + self.layer(x)
 
 
 def test_attention_that_passes_on_its_own_token_is_distinguished_from_attention_that_does_not():

@@ -6,7 +6,8 @@ from regard.models import GPT2Config
 from regard.text import Letters
 from regard.text import pairs as sentence_pairs
 from regard.text.corpus import prepare
-from regard.train import TrainConfig
+from regard.train import TrainConfig, Training
+from regard.train.listeners.json_lines import read_rows
 from text.pairs.small_pairs import make_pairs, write_pairs
 
 TEXT = "the cat sat on the mat, and the dog saw the cat again and again. " * 30
@@ -47,3 +48,14 @@ def translation(folder: Path, name: str, **settings) -> TrainConfig:
     first |= {"evaluate_every": 3, "evaluate_batches": 2, "checkpoint_every": 2, "spike": 0.0, "label_smoothing": 0.1}
     sizes = {**TRANSLATORS[name], **settings.pop("model", {})}
     return TrainConfig.from_table({**first, **settings, "model": sizes})
+
+
+def read_log(out: Path) -> list[dict]:
+    """The rows of a run's log, without the time they took."""
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in read_rows(out / "log.jsonl")]
+
+
+def read_bits(training: Training) -> list[bytes]:
+    """The bits of the weights and of the optimizer's moments."""
+    moments = [x for state in training.optimizer.state.values() for x in state.values()]
+    return [x.detach().numpy().tobytes() for x in [*training.model.state_dict().values(), *moments]]

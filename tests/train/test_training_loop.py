@@ -18,13 +18,6 @@ from regard.train.training_loop import accumulate_gradients, compute_held_out_lo
 from train import small_runs
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("corpus")
-    small_runs.corpus(path)
-    return path
-
-
 def begin_run(folder, tmp_path, **settings):
     return begin(small_runs.config(folder, **{"out": str(tmp_path / "run"), "checkpoint_every": 0, **settings}))
 

@@ -8,16 +8,9 @@ import torch
 import regard
 from regard import GPT2, ConfigError
 from regard.train import Report, begin, loop, run
-from regard.train.listeners import json_lines
 from regard.train.listeners.json_lines import ReportLog
 from train import small_runs
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("corpus")
-    small_runs.corpus(path)
-    return path
+from train.small_runs import read_bits, read_log
 
 
 def settings(folder, out, **more):
@@ -30,17 +23,6 @@ def make_stopper(step):
             training.stop("a test")
 
     return listener
-
-
-def log(out) -> list[dict]:
-    return [
-        {name: value for name, value in row.items() if name != "seconds"} for row in json_lines.read_rows(out / "log.jsonl")
-    ]
-
-
-def bits(training) -> list[bytes]:
-    moments = [x for state in training.optimizer.state.values() for x in state.values()]
-    return [x.detach().numpy().tobytes() for x in [*training.model.state_dict().values(), *moments]]
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +39,9 @@ def test_a_run_that_was_stopped_and_goes_on_is_the_one_that_never_was(folder, fu
         run(settings(folder, tmp_path), [ReportLog(tmp_path / "log.jsonl"), make_stopper(place)])
     again = run(settings(folder, tmp_path), [ReportLog(tmp_path / "log.jsonl")])
     assert again.resumed == places[-1]
-    assert bits(again) == bits(full_run[0])
+    assert read_bits(again) == read_bits(full_run[0])
     assert (again.running, again.best) == (full_run[0].running, full_run[0].best)
-    assert log(tmp_path) == log(full_run[1])
+    assert read_log(tmp_path) == read_log(full_run[1])
     for name in ("model", "last"):
         files = [out / name / "model.safetensors" for out in (tmp_path, full_run[1])]
         assert [file.is_file() for file in files] in ([True, True], [False, False])
@@ -76,8 +58,8 @@ def test_one_that_is_left_in_the_middle_goes_on_from_its_last_checkpoint(folder,
             break  # the checkpoint of step 8 would come after this
     again = run(settings(folder, tmp_path), [ReportLog(tmp_path / "log.jsonl")])
     assert again.resumed == 6
-    assert bits(again) == bits(full_run[0])
-    assert log(tmp_path) == log(full_run[1])
+    assert read_bits(again) == read_bits(full_run[0])
+    assert read_log(tmp_path) == read_log(full_run[1])
 
 
 @pytest.mark.slow
@@ -118,8 +100,8 @@ def test_the_model_that_is_kept_is_the_best_and_reads_its_text(folder, full_run)
     training, out = full_run
     model = GPT2.load(out / "model")
     assert model.text.encode("the cat") == training.task.text.encode("the cat")
-    best = min((row for row in log(out) if "held_out_nats" in row), key=lambda row: row["held_out_nats"])
-    last = log(out)[-1]
+    best = min((row for row in read_log(out) if "held_out_nats" in row), key=lambda row: row["held_out_nats"])
+    last = read_log(out)[-1]
     name = "model" if best == last else "last"
     assert torch.equal(GPT2.load(out / name).tokens.weight, training.model.tokens.weight)
     assert (out / "last").exists() == (best != last)
@@ -140,7 +122,7 @@ def test_the_room_is_there_by_its_own_name():
 def test_the_vocabulary_is_that_of_the_corpus(folder, tmp_path):
     config = begin(settings(folder, tmp_path)).config
     assert config.model.vocabulary == len(set(small_runs.TEXT))
-    with pytest.raises(ConfigError, match="vocabulary is 9, but the corpus .* was prepared with Letters"):
+    with pytest.raises(ConfigError, match=r"vocabulary is 9, but the corpus .* was prepared with Letters"):
         begin(settings(folder, tmp_path / "more", vocabulary="9"))
 
 

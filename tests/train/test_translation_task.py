@@ -12,12 +12,12 @@ from regard.generate.translation_search import translate
 from regard.models import translator
 from regard.text.pairs import PairReader, Pairs
 from regard.train import TrainConfig, begin, loop, optimizer, run
-from regard.train.listeners import json_lines
 from regard.train.listeners.json_lines import ReportLog
 from regard.train.seeds import seed_generators
 from regard.train.training_loop import accumulate_gradients, compute_held_out_loss
 from text.pairs.small_pairs import make_pairs, write_pairs
 from train import small_runs
+from train.small_runs import read_bits, read_log
 
 NAMES = list(small_runs.TRANSLATORS)
 
@@ -114,17 +114,6 @@ def test_the_held_out_loss_is_the_mean_over_all_of_the_valid_part_without_smooth
     assert training.model.training
 
 
-def log(out) -> list[dict]:
-    return [
-        {name: value for name, value in row.items() if name != "seconds"} for row in json_lines.read_rows(out / "log.jsonl")
-    ]
-
-
-def bits(training) -> list[bytes]:
-    moments = [x for state in training.optimizer.state.values() for x in state.values()]
-    return [x.detach().numpy().tobytes() for x in [*training.model.state_dict().values(), *moments]]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_that_was_stopped_and_goes_on_is_the_one_that_never_was(folder, tmp_path, name):
@@ -142,9 +131,9 @@ def test_a_run_that_was_stopped_and_goes_on_is_the_one_that_never_was(folder, tm
         run(settings("parts"), [ReportLog(tmp_path / "parts" / "log.jsonl"), stop])
     again = run(settings("parts"), [ReportLog(tmp_path / "parts" / "log.jsonl")])
     assert again.resumed == 6
-    assert bits(again) == bits(whole)
-    assert log(tmp_path / "parts") == log(tmp_path / "whole")
-    assert any("\n" in row.get("sample", "") for row in log(tmp_path / "whole"))
+    assert read_bits(again) == read_bits(whole)
+    assert read_log(tmp_path / "parts") == read_log(tmp_path / "whole")
+    assert any("\n" in row.get("sample", "") for row in read_log(tmp_path / "whole"))
     for kept in ("model", "last"):
         files = [tmp_path / out / kept / "model.safetensors" for out in ("parts", "whole")]
         assert not files[1].is_file() or files[0].read_bytes() == files[1].read_bytes()

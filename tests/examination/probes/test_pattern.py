@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from examination.subjects import D_IN, Layer, case_of, hiding, kinds, later, make_hidden_table
+from examination.subjects import D_IN, Layer, Residual, case_of, hiding, kinds, later, make_hidden_table
 from regard import Causal, Documents, Everything, Given, Padding, Prefix, Window, attention
 from regard.examination.probes.pattern import check_case
 
@@ -70,15 +70,6 @@ def test_a_query_that_does_not_see_itself_is_reported(value):
 def test_a_lost_token_is_reported_where_only_its_query_is_left():
     (finding,) = check_case(case_of(Layer(hiding(lambda q, k: torch.eye(q, dtype=torch.bool))), Everything()))
     assert "its value does not reach output 0" in finding.evidence
-
-
-class Residual(nn.Module):
-    def __init__(self, weights):
-        super().__init__()
-        self.layer = Layer(weights, D_IN, D_IN)
-
-    def forward(self, x):
-        return x + self.layer(x)
 
 
 @pytest.mark.parametrize("diagonal", [0, 1])

@@ -10,13 +10,6 @@ from regard.train.listeners.json_lines import read_rows
 from train import small_runs
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("corpus")
-    small_runs.corpus(path)
-    return path
-
-
 def settings(folder, out, **more):
     return small_runs.config(folder, **{"out": str(out), "dropout": 0.3, "checkpoint_every": 0, **more})
 

@@ -9,13 +9,6 @@ from regard.train.listeners.progress_printer import ProgressPrinter, format_dura
 from train import small_runs
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("corpus")
-    small_runs.corpus(path)
-    return path
-
-
 def train_and_print(folder, out, monkeypatch, width=80, **settings) -> list[str]:
     monkeypatch.setenv("COLUMNS", str(width))
     training, page = begin(small_runs.config(folder, out=str(out), checkpoint_every=0, **settings)), io.StringIO()

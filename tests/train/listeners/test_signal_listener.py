@@ -8,13 +8,6 @@ from regard.train.listeners.signal_listener import SignalListener
 from train import small_runs
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("corpus")
-    small_runs.corpus(path)
-    return path
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(folder, tmp_path, number):
     training, signals = (
