@@ -46,12 +46,12 @@ def build_patches() -> list[AttributePatch]:
             activate_watchers()
         if not STATE.is_active:
             return call_unwatched(call, self, *args, **kwargs)
-        passes = (
-            len(args) == 1 and not kwargs and id(self) in STATE.skippable_modules and not may_move_pixels(self)
-        )  # two arguments could form pairs of tokens
+        passes = not kwargs and id(self) in STATE.skippable_modules and not may_move_pixels(self)
+        if passes and len(args) != 1:  # two arguments could form pairs of tokens
+            passes = bool(STATE.frames) and STATE.mode.layers.makes_no_scores(self, args)
         if STATE.frames and not (passes and keeps_input(self)):
             STATE.frames[-1].release_steps()
-        output = call_skippable(call, self, args[0]) if passes else call_in_frame(call, self, *args, **kwargs)
+        output = call_skippable(call, self, *args) if passes else call_in_frame(call, self, *args, **kwargs)
         if STATE.frames:
             with torch._C.DisableTorchFunction():
                 STATE.mode.take_step(LayerStep(self, args, kwargs, output))
@@ -73,18 +73,18 @@ def keeps_input(module: nn.Module) -> bool:
     return is_known and not getattr(module, "inplace", False)
 
 
-def call_skippable(call: Callable[..., Any], module: nn.Module, x: Any) -> Any:
+def call_skippable(call: Callable[..., Any], module: nn.Module, *args: Any) -> Any:
     """Call a module that cannot attend, with the torch function mode popped."""
     if module._forward_hooks or module._forward_pre_hooks:
-        return call_in_frame(call, module, x)
+        return call_in_frame(call, module, *args)
     if not STATE.frames:
         keep_mode(module)
-        return call(module, x)
+        return call(module, *args)
     if not pop_mode():
-        return call_in_frame(call, module, x)
+        return call_in_frame(call, module, *args)
     STATE.is_in_skippable = True
     try:
-        return call(module, x)
+        return call(module, *args)
     finally:
         STATE.is_in_skippable = False
         push(STATE.mode)

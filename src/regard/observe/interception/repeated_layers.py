@@ -7,7 +7,7 @@ formula, as in any layer. What differs in anything is followed then, in order. O
 the time.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -19,7 +19,8 @@ from regard.observe.interception.head_counts import find_head_counts
 from regard.observe.interception.layer_forms import LayerForm
 from regard.observe.interception.layer_steps import MOST_ENTRIES, LayerSteps, runs_transformed
 from regard.observe.interception.plain_tensors import disable_modes
-from regard.observe.interception.provenance import ModuleFrame, has_separate_sources
+from regard.observe.interception.provenance import PLAIN, ModuleFrame, has_separate_sources, is_part_of_parameter
+from regard.observe.interception.skippable import describe_values
 from regard.observe.interception.thread_state import STATE, list_owners
 
 MOST_FORMS = 4  # of layers of the same class and shapes
@@ -32,11 +33,13 @@ class RepeatedLayers:
         self.mode = mode
         self.forms: dict[Hashable, list[LayerForm]] = {}
         self.unrepeated: set[type[nn.Module]] = set()  # classes in which more ran than can be repeated
+        self.scoreless: set[Hashable] = set()  # calls of skippable modules of several tensors that were followed for nothing
 
     def clear(self) -> None:
         """Forget all layers."""
         self.forms.clear()
         self.unrepeated.clear()
+        self.scoreless.clear()
 
     def start(self, frame: ModuleFrame) -> LayerSteps | None:
         """Start to hold what runs in a module that starts; None if nothing of it may be left out."""
@@ -108,8 +111,20 @@ class RepeatedLayers:
             if form.call is not None:
                 tracker.used.add_call(form.call.roots << shift, list_owners(), STATE.frames)
 
+    def makes_no_scores(self, module: nn.Module, args: Sequence[Any]) -> bool:
+        """Return whether a skippable module is called as an earlier one of which nothing was followed, with no scores."""
+        if not self.scoreless or not PLAIN.issuperset(map(type, args)):
+            return False
+        with suppress(Exception), torch._C.DisableTorchFunction():  # of arguments that are no plain tensors
+            is_known = describe_call(module, args) in self.scoreless
+            return is_known and not self.mode.tracker.may_follow_any(args, {}) and not self.has_open_state()
+        return False
+
     def learn(self, frame: ModuleFrame, layer: LayerSteps) -> None:
         """Keep what was found in a module that ends, for others that run the same functions."""
+        if len(frame.args) > 1 and id(frame.module) in STATE.skippable_modules:
+            with suppress(Exception), disable_modes():
+                self.learn_scoreless(frame, layer)
         form = None
         if frame.layer is layer:
             frame.layer = None
@@ -120,6 +135,15 @@ class RepeatedLayers:
             self.unrepeated.add(type(frame.module))
         else:
             known.append(form)
+
+    def learn_scoreless(self, frame: ModuleFrame, layer: LayerSteps) -> None:
+        """Keep the call of a skippable module that ends if nothing was found in it and none of its tensors is followed."""
+        has_effects = STATE.effects > layer.effects or frame.multiplies_scores or self.has_open_state()
+        if frame.kwargs or has_effects or not PLAIN.issuperset(map(type, frame.args)):
+            return
+        made = [y for one in frame.list_operations() for ref in one.results if (y := ref()) is not None]
+        if not self.is_any_followed([*frame.args, *made]):
+            self.scoreless.add(describe_call(frame.module, frame.args))
 
     def build_form(self, frame: ModuleFrame, layer: LayerSteps) -> LayerForm | None:
         """Return what was found in a module that ends; None if that was more than one call, or something of it is followed."""
@@ -159,6 +183,13 @@ class RepeatedLayers:
 def describe_frames(frames: list[ModuleFrame]) -> Hashable:
     """Return the classes of the running modules, the shapes of their arguments, and the numbers of heads that they state."""
     return *((type(one.module), one.module.training, describe_inputs(one)) for one in frames), tuple(find_head_counts())
+
+
+def describe_call(module: nn.Module, args: Sequence[Tensor]) -> Hashable:
+    """Return what decides which functions run in a skippable module and are followed, except for the numbers of tensors."""
+    ids = [*map(id, args)]
+    places = (*map(ids.index, ids),)  # the same tensor may be given twice
+    return describe_values(module), places, tuple((x.shape, x.dtype, is_part_of_parameter(x)) for x in args)
 
 
 def describe_inputs(frame: ModuleFrame) -> Hashable:

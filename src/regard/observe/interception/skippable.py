@@ -9,7 +9,7 @@ import builtins
 import dis
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from functools import lru_cache
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -31,6 +31,7 @@ KINDS = 1024  # cached classes; bounded, so that classes made at run time can be
 GLOBAL, IMPORTS, APPLY = {"LOAD_GLOBAL", "LOAD_NAME"}, {"IMPORT_NAME"}, "apply of a global"
 ATTRIBUTE = {"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"}
 PARTS = {"_modules", "_parameters", "_buffers"}  # of a module, which are checked one by one
+VALUES = {int, float, bool, str, type(None)}  # that are compared
 INERT = {  # classes of values that have no code of a user
     *(int, float, bool, str, bytes, type(None), Tensor, nn.Parameter),
     *(torch.dtype, torch.device, torch.Size, torch.memory_format, torch.layout),
@@ -58,6 +59,18 @@ def find_skippable(modules: Iterable[nn.Module]) -> dict[int, nn.Module]:
         if modules_by_id.keys() >= {*parts} and holds_inert_values(module, names):
             modules_by_id[id(module)] = module
     return modules_by_id
+
+
+def describe_values(module: nn.Module) -> Hashable:
+    """Return the classes of a module and its parts, and what their code reads of them, except for tensors and parts."""
+    described: list[Hashable] = []
+    for part in module.modules():
+        kind: Any = type(part)
+        own, names = vars(part), (read_class(kind).attributes or frozenset()) - PARTS
+        values = (own[name] for name in names if name in own)
+        compared: tuple[Hashable, ...] = tuple((type(x), x) if type(x) in VALUES else id(x) for x in values)
+        described.append((kind, part.training, compared))
+    return tuple(described)
 
 
 class ReadClass(NamedTuple):

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from observe.interception.handwritten.test_forms import FORMS
 from observe.recording_checks import are_equal
 from regard.observe import Recording, record
 from regard.observe.interception import layer_steps, repeated_layers
+from regard.observe.interception.function_mode import AttentionFunctionMode
 
 pytestmark = pytest.mark.filterwarnings("ignore:not recorded")
 
@@ -478,3 +480,98 @@ def test_a_list_that_a_layer_changes_after_a_function_is_followed_as_it_was():
 
     recording, _ = record_both(Stack([Joined(factor) for factor in (1.0, 1.0, 2.0, 1.0)]), torch.randn(2, 9, C))
     assert {call.kind for call in recording.calls} == {"cross"}
+
+
+class Joint(nn.Module):
+    """A part of two tensors that cannot attend by itself: it adds them, as the end of a layer, or pairs of their tokens."""
+
+    def __init__(self, pairs: bool = False) -> None:
+        super().__init__()
+        self.linear, self.pairs = nn.Linear(C, 1), pairs
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        if self.pairs:
+            x, y = x.unsqueeze(2), y.unsqueeze(1)
+        return self.linear(F.leaky_relu(x + y))
+
+
+class Joined(nn.Module):
+    """A layer whose weights are a softmax of what such a part makes of pairs of tokens, if it does, and else of a product."""
+
+    def __init__(self, pairs: bool = False) -> None:
+        super().__init__()
+        self.qkv, self.part, self.weights = nn.Linear(C, 3 * C), Joint(pairs), None
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        joined = self.part(q, k)
+        scores = joined.squeeze(-1) if self.part.pairs else q @ k.mT
+        weights = scores.softmax(-1)
+        self.weights = weights.detach()
+        return weights @ v * (1 if self.part.pairs else joined)
+
+
+def test_parts_of_two_tensors_that_make_no_scores_are_followed_once(monkeypatch):
+    seen, run = [], AttentionFunctionMode.__torch_function__
+    monkeypatch.setattr(AttentionFunctionMode, "__torch_function__", lambda *call: seen.append(call[1]) or run(*call))
+    model = Stack([Joined() for _ in range(4)])
+    with record(model) as recording:
+        model(torch.randn(2, 5, C))
+    assert len(recording.calls) == 4
+    assert seen.count(F.leaky_relu) == 1
+
+
+def record_parts(model: nn.Module) -> Recording:
+    """A recording with the weights of the layers; it is the same as one for which each part of two tensors was followed."""
+    x, recordings = torch.randn(2, 5, C), []
+    for are_followed in (True, False):
+        with pytest.MonkeyPatch.context() as patch:
+            if are_followed:
+                patch.setattr(repeated_layers.RepeatedLayers, "makes_no_scores", lambda *_: False)
+            with record(model) as recording:
+                model(x)
+        recordings.append(recording)
+    followed, recording = recordings
+    assert recording.missed == followed.missed
+    assert recording.notes == followed.notes
+    assert [*map(describe, recording.calls)] == [*map(describe, followed.calls)]
+    layers = [layer for layer in model.layers if layer.weights is not None]
+    for call, layer in zip(recording.calls, layers, strict=True):
+        assert (call.map.dense()[:, 0] - layer.weights).abs().max() < 1e-12
+    return recording
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_a_part_of_two_tensors_that_makes_scores_is_followed(place):
+    torch.manual_seed(1)
+    record_parts(Stack([Joined(pairs=n == place) for n in range(4)]))
+
+
+class Sum(nn.Module):
+    """A part that adds two tensors."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.leaky_relu(x + y, 1.0)
+
+
+class Added(nn.Module):
+    """A layer that adds a table to its scores by such a part, or to other tensors of their shape."""
+
+    def __init__(self, has_scores: bool) -> None:
+        super().__init__()
+        self.qk, self.part, self.has_scores, self.weights = nn.Linear(C, 2 * C), Sum(), has_scores, None
+        self.register_buffer("table", torch.randn(1, 5, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = self.qk(x).chunk(2, -1)
+        added = self.part(q @ k.mT if self.has_scores else x[..., :5], self.table.expand(2, 5, 5))
+        if not self.has_scores:
+            return added
+        weights = added.softmax(-1)
+        self.weights = weights.detach()
+        return weights @ x
+
+
+def test_a_part_of_two_tensors_that_is_given_scores_is_followed():
+    recording = record_parts(Stack([Added(has_scores) for has_scores in (False, False, True, False, True)]))
+    assert [call.name for call in recording.calls] == ["layers.2", "layers.4"]
