@@ -21,6 +21,10 @@ class Recorded(Recording):
         self.maps, self.tokens, self.kept = maps, tokens, values
         self.names = names or [f"layer.{n}" for n in range(len(maps))]
 
+    @property
+    def last(self):
+        return self
+
     def heads(self, layer, kind="self", part=None):
         return tuple(range(self.map(layer, kind=kind, part=part).shape[1]))
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -12,14 +12,19 @@ from torch import Tensor
 from regard.errors import ConfigError, MissingNameError, OutOfRangeError
 from regard.map import AttentionMap
 from regard.map.attribution_map import AttributionMap
+from regard.map.implicit_attribution_map import ImplicitAttributionMap
 from regard.map.indexing import is_single, select_places
 from regard.mechanism.arguments import check_choice, check_sequence, describe_value
-from regard.observe.kv_history import KVHistory, StoredCall
+from regard.observe.call_graph import OutputGraph
+from regard.observe.implicit_history import ImplicitCall, StoredRecurrence
+from regard.observe.kv_history import KVHistory, StoredCall, reorder_rows
 from regard.observe.relevance import compute_cross_relevance, compute_self_relevance
-from regard.observe.run import Run
+from regard.observe.run import IMPLICIT, Run
+from regard.observe.token_mixers import list_token_mixers
 
 FACTORS = {"gradient": "one", "pull": "weights", "cut": "cut"}  # of an AttributionMap, by the kind of map
 KINDS = (*FACTORS, "scores")
+IMPLICIT_KINDS = ("gradient", "pull")
 ADVICE = "Record with keep='values', outside torch.no_grad() and torch.inference_mode(), and pass a number of that forward."
 
 
@@ -31,7 +36,23 @@ class Attribution:
     """
 
     run: Run
-    gradients: dict[StoredCall, Tensor] = field(repr=False)
+    gradients: Mapping[Any, Tensor] = field(repr=False)
+
+    @overload
+    def map(  # type: ignore[overload-overlap]
+        self,
+        layer: int | str,
+        head: int | None = ...,
+        kind: str = ...,
+        *,
+        attention: Literal["implicit"],
+        part: str | None = ...,
+    ) -> ImplicitAttributionMap: ...
+
+    @overload
+    def map(
+        self, layer: int | str, head: int | None = ..., kind: str = ..., *, attention: str = ..., part: str | None = ...
+    ) -> AttributionMap: ...
 
     def map(
         self,
@@ -41,18 +62,21 @@ class Attribution:
         *,
         attention: str = "self",
         part: str | None = None,
-    ) -> AttributionMap:
+    ) -> AttributionMap | ImplicitAttributionMap:
         """Return the map of a layer, (b, h, q, k), or of one of its heads; layer, head and part as recording.map takes them.
 
         kind "gradient" is ∂y/∂A_ij = g_i · v_j, with y the number, g_i its gradient with respect to the head's context at query
         i and v_j the value of key j; "pull" is A_ij ∂y/∂A_ij; "cut" is -A_ij / (1 - A_ij) g_i · (v_j - o_i), with o_i the
         context: by how much y changes, to first order in the context, if key j is hidden from query i and its other weights
         grow, as regard.CutEdges does it; "scores" is A_ij g_i · (v_j - o_i), the gradient with respect to the scores that the
-        softmax takes. attention is "self" or "cross".
+        softmax takes. attention is "self" or "cross", or "implicit" for a layer without a softmax, of kind "gradient" or
+        "pull", with its signed entries in place of A, and the output of its recurrence in place of the context.
         Raises ConfigError for a layer whose values were not kept or which the number does not depend on by a gradient.
         Source: gradient times attention, Chefer et al. 2021.
         """
         check_choice("kind", kind, KINDS)
+        if attention == IMPLICIT:
+            return self.build_implicit_map(layer, head, kind, part)
         weights: AttentionMap = self.run.map(layer, kind=attention, part=part)
         values: Tensor | None = self.run.values(layer, kind=attention, part=part)
         if values is None:
@@ -67,20 +91,42 @@ class Attribution:
         wanted = self.run.map(layer, head, kind=attention, part=part).planes.pairs[0][0][1]
         return found.select(heads=[wanted])
 
+    def build_implicit_map(self, layer: int | str, head: int | None, kind: str, part: str | None) -> ImplicitAttributionMap:
+        """Return the map of a layer without a softmax, or of one of its heads."""
+        if kind not in IMPLICIT_KINDS:
+            raise ConfigError(
+                f"kind {kind!r} is of a softmax, whose other weights grow where one is hidden; without one, a hidden key takes "
+                "its entry alone, so that the change is minus the pull. Pass kind='pull' or 'gradient'."
+            )
+        weights, found = self.run.map(layer, kind="implicit", part=part), []
+        for history in self.run.find_implicit_histories(layer, part):
+            last, parts = history.stored_calls[-1].step, []
+            for stored in history.stored_calls:
+                if stored not in self.gradients:
+                    raise ConfigError(f"the output of {history.name} has no graph to the number: {explain_no_graph(stored)}.")
+                gradient = self.gradients[stored]
+                rows = reorder_rows(history.parent_rows, torch.arange(len(gradient)), stored.step, last)
+                parts.append(gradient[rows.to(gradient.device)])
+            found.append(join_queries(parts))
+        assert weights.values is not None
+        pull = ImplicitAttributionMap(weights, torch.cat(found, 1), weights.values, factor=FACTORS[kind])
+        return pull if head is None else pull.select(heads=[head])
+
     def gradients_and_contexts(
         self, layer: int | str, *, attention: str = "self", part: str | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return the gradients with respect to the contexts of a layer, and the contexts, both (b, h, q, e)."""
-        contexts = {stored: stored.graph.context.detach() for stored in self.gradients if stored.graph is not None}
+        calls = [stored for stored in self.gradients if isinstance(stored, StoredCall)]
+        contexts = {stored: stored.graph.context.detach() for stored in calls if stored.graph is not None}
         gradients = self.join_layer(self.gradients, layer, attention, part)
         return gradients, self.join_layer(contexts, layer, attention, part)
 
-    def join_layer(self, tensors: Mapping[StoredCall, Tensor], layer: int | str, attention: str, part: str | None) -> Tensor:
+    def join_layer(self, tensors: Mapping[Any, Tensor], layer: int | str, attention: str, part: str | None) -> Tensor:
         """Return the tensors (b, h, q, e) of all calls of a layer along their queries."""
         histories = self.run.find_histories(layer, attention, part)
         return join_queries([self.join_calls(history, tensors) for history in histories])
 
-    def join_calls(self, history: KVHistory, tensors: Mapping[StoredCall, Tensor]) -> Tensor:
+    def join_calls(self, history: KVHistory, tensors: Mapping[Any, Tensor]) -> Tensor:
         """Return the tensors (b, h, q, e) of all calls of a history along their queries, of the heads that were recorded."""
         last, found = history.stored_calls[-1].step, []
         for stored in history.stored_calls:
@@ -105,7 +151,8 @@ class Attribution:
 
         attention "self" is of the tokens of the queries' own text: R = (I + M_L) ... (I + M_1), of whose rows these are, where
         M_l is the mean over the heads of layer l of the positive part of the pull, max(0, A_ij ∂y/∂A_ij). It is computed from
-        the last layer to the first, block by block. "cross" is of the source tokens of an encoder-decoder model, through all
+        the last layer to the first, block by block. Layers without a softmax take part in the order they ran, with the entries
+        of their signed matrices in place of A. "cross" is of the source tokens of an encoder-decoder model, through all
         layers of both. The layers and heads are those that were recorded: a recording made with layers= or heads= leaves the
         others out of the product and of the mean.
         Raises ConfigError if there is no such attention, ShapeError if queries and keys of a layer differ in number,
@@ -113,7 +160,8 @@ class Attribution:
         Source: Chefer et al. 2021, "Generic attention-model explainability", equations 5 and 6, and 7 to 10 for "cross".
         """
         check_choice("attention", attention, ("self", "cross"))
-        places = self.run.map(0, kind=attention, part=part).shape[2] if self.run.layers(attention, part) else 0
+        layers = list_token_mixers(self.run, None if attention == "self" else attention, part)
+        places = self.run.map(layers[0][1], kind=layers[0][0], part=part).shape[2] if layers else 0
         chosen = select_places("queries", queries, places) if places else torch.zeros(1, dtype=torch.long)
         compute = compute_self_relevance if attention == "self" else compute_cross_relevance
         find_pull = cache(lambda layer, kind, one: self.map(layer, attention=kind, part=one))  # with what it has computed
@@ -141,9 +189,17 @@ def attribute(recording: Any, number: Tensor, layers: Sequence[int | str] | None
     for layer in named or ():
         if not any(find_visits(run, [layer]) for run in recording.runs):
             recording.last.find_visit(layer, "self", None)  # raises an error that says which layers there are
-    chosen = zip(recording.runs, visits, strict=True)
+    chosen = list(zip(recording.runs, visits, strict=True))
     calls = [(run, stored, stored.graph) for run, own in chosen for stored in list_calls(run, own)]
-    pairs = [(run, stored, graph.context) for run, stored, graph in calls if graph is not None]
+    pairs: list[tuple[Run, StoredCall | StoredRecurrence, Tensor]] = []
+    pairs += [(run, stored, graph.context) for run, stored, graph in calls if graph is not None]
+    recurrences = [(run, stored, stored.graph) for run, own in chosen if own is None for stored in list_recurrences(run)]
+    pairs += [(run, stored, graph.result) for run, stored, graph in recurrences if graph is not None and graph.is_unchanged]
+    without = next((stored for run in recording.runs for stored in list_recurrences(run)), None)
+    if number.requires_grad and not pairs and not calls and without is not None:
+        raise ConfigError(
+            f"no layer has a softmax, and their outputs have no graph to the number: {explain_no_graph(without)}."
+        )
     if not number.requires_grad or not pairs:
         raise ConfigError(f"the number has no gradient with respect to the recorded attention. {ADVICE}")
     contexts = [context for _, _, context in pairs]
@@ -152,11 +208,23 @@ def attribute(recording: Any, number: Tensor, layers: Sequence[int | str] | None
     own = [run for (run, *_), gradient in zip(pairs, found, strict=True) if gradient is not None]
     if not own:
         raise ConfigError(f"the number does not depend on the recorded attention. {ADVICE}")
-    gradients = {
-        stored: torch.zeros_like(context) if gradient is None else gradient.detach()
-        for (_, stored, context), gradient in zip(pairs, found, strict=True)
-    }
+    gradients = {}
+    for (_, stored, context), gradient in zip(pairs, found, strict=True):
+        given = torch.zeros_like(context) if gradient is None else gradient.detach()
+        gradients[stored] = stored.graph.arrange(given) if isinstance(stored.graph, OutputGraph) else given
     return Attribution(own[-1], gradients)
+
+
+def list_recurrences(run: Run) -> list[StoredRecurrence]:
+    """Return the calls of layers without a softmax that a run made."""
+    return [call.stored for call in run.calls if isinstance(call, ImplicitCall)]
+
+
+def explain_no_graph(stored: StoredRecurrence) -> str:
+    """Return why a call of a layer without a softmax has no gradient of its output."""
+    if stored.graph is not None:
+        return "the model has changed it in place" if not stored.graph.is_unchanged else "it is not among the layers"
+    return f"it ran without gradients or keep='values', or no function of transformers returned its outputs. {ADVICE[:-1]}"
 
 
 def find_visits(run: Run, layers: Sequence[int | str]) -> list[tuple[str, int]]:

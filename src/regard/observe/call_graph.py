@@ -43,6 +43,42 @@ class CallGraph:
             )
 
 
+@dataclass(frozen=True, eq=False)
+class OutputGraph:
+    """The tensor that a function without a softmax returned, with its graph, and where its outputs (b, h, q, e) are in it.
+
+    gates (b, h, q, e) are what the function multiplied M v by, or None; version is that which torch counts.
+    """
+
+    result: Tensor
+    shape: torch.Size
+    strides: tuple[int, ...]
+    first: int  # the number of the first output in the memory of the result
+    gates: Tensor | None
+    version: int
+
+    @classmethod
+    def from_result(cls, result: Tensor | None, outputs: Tensor, gates: Tensor | None) -> "OutputGraph | None":
+        """Return the graph of a call that has run; None if it ran without gradients or its outputs are not its result's."""
+        if result is None or not result.requires_grad:
+            return None
+        if outputs.untyped_storage().data_ptr() != result.untyped_storage().data_ptr() or outputs.dtype != result.dtype:
+            return None
+        first = int(outputs.storage_offset()) - int(result.storage_offset())
+        return cls(result, outputs.shape, outputs.stride(), first, None if gates is None else gates.detach(), result._version)
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Return whether the model has not written to the result since."""
+        return self.result._version == self.version
+
+    def arrange(self, gradient: Tensor) -> Tensor:
+        """Return the gradient with respect to M v, (b, h, q, e), given that with respect to the result."""
+        copied = torch.empty_strided(self.result.shape, self.result.stride(), dtype=gradient.dtype, device=gradient.device)
+        found = copied.copy_(gradient).as_strided(self.shape, self.strides, self.first)
+        return found if self.gates is None else found * self.gates
+
+
 def list_tensors(*tensors: Tensor | None) -> list[Tensor]:
     """Return those that are tensors."""
     return [x for x in tensors if x is not None]

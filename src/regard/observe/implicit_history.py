@@ -15,6 +15,7 @@ from regard.map.linear_recurrence import LinearRecurrence
 from regard.map.relative_bias import compress_bias
 from regard.map.scored_matrix import ScoredMatrix
 from regard.map.stored_matrix import JoinedMatrices, StoredMatrix
+from regard.observe.call_graph import OutputGraph
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceFactors
 from regard.observe.kv_history import RowMatch, match_rows, reorder_rows
 from regard.observe.tensor_store import Store
@@ -34,9 +35,12 @@ class StoredRecurrence:
     gates: Tensor | None  # (b, h, n, e), of the outputs; None if the function did not gate them
     state: Tensor | None  # (b, n), a sample
     step: int
+    graph: OutputGraph | None = None  # of the call, if it ran with gradients and values are kept; not saved
 
     @classmethod
-    def copy_factors(cls, found: RecurrenceFactors, store: Store, step: int) -> "StoredRecurrence":
+    def copy_factors(
+        cls, found: RecurrenceFactors, store: Store, step: int, graph: OutputGraph | None = None
+    ) -> "StoredRecurrence":
         """Return a stored call with copies of what a call computed; numbers with two names are stored once."""
         length = found.outputs.shape[2]
         queries = torch.arange(min(SAMPLED_ROWS, length)) * length // max(min(SAMPLED_ROWS, length), 1)
@@ -61,6 +65,7 @@ class StoredRecurrence:
             gates,
             found.state,
             step,
+            graph,
         )
 
     def truncate(self, tokens: int) -> "StoredRecurrence":
@@ -75,6 +80,7 @@ class StoredRecurrence:
             outputs=self.outputs[:, :, :count],
             gates=None if self.gates is None else self.gates[:, :, :count],
             state=None,
+            graph=None,
         )
 
 

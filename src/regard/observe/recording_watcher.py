@@ -15,7 +15,7 @@ from regard.map import AttentionMap
 from regard.mechanism import Steps, attend
 from regard.mechanism.masks import Given
 from regard.observe.block_outputs import BlockStream, is_inside
-from regard.observe.call_graph import CallGraph
+from regard.observe.call_graph import CallGraph, OutputGraph
 from regard.observe.call_store import CallStore, cast_for_autocast, fold_unwritten_slots
 from regard.observe.implicit_history import ImplicitCall, ImplicitHistory, StoredRecurrence
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
@@ -142,7 +142,8 @@ class RecordingWatcher:
             return
         key, history = tracker.place_recurrence(call, name)
         found = call.read() if history is None else call.read().select_new_values()
-        stored = StoredRecurrence.copy_factors(found, self.store.store, tracker.step)
+        graph = OutputGraph.from_result(call.result, found.outputs, found.gates) if self.needs_graph else None
+        stored = StoredRecurrence.copy_factors(found, self.store.store, tracker.step, graph)
         if history is None:
             history = ImplicitHistory(name)
             self.add_note(found.note, name)

@@ -10,23 +10,25 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, ShapeError
-from regard.map.attribution_map import AttributionMap
-from regard.observe.run import Run
+from regard.map.signed_map import SignedMap
+from regard.observe.run import IMPLICIT, Run
+from regard.observe.token_mixers import list_token_mixers
 
-FindPull = Callable[[int | str, str, str | None], AttributionMap]  # of layer, attention and part
+FindPull = Callable[[int | str, str, str | None], SignedMap]  # of layer, attention and part
 
 
 def compute_self_relevance(run: Run, find_pull: FindPull, queries: Tensor, part: str | None) -> Tensor:
     """Return the rows (b, n, t) of R = (I + M_L) ... (I + M_1) of the queries (n,).
 
-    Raises ConfigError if there is no self-attention, ShapeError if queries and keys of a layer differ in number.
+    Layers with and without a softmax are multiplied in the order they ran. Raises ConfigError if there is no self-attention, or
+    if that order is not known, ShapeError if queries and keys of a layer differ in number.
     """
-    names = run.layers("self", part)
-    if not names:
+    layers = list_token_mixers(run, None, part)
+    if not layers:
         raise ConfigError("relevance needs self-attention, and none was recorded.")
-    rows = make_one_hot_rows(find_pull(len(names) - 1, "self", part), queries)
-    for layer in reversed(range(len(names))):
-        pull = check_square(find_pull(layer, "self", part), names[layer], rows.shape[2])
+    rows = make_one_hot_rows(find_pull(layers[-1][1], layers[-1][0], part), queries)
+    for kind, layer in reversed(layers):
+        pull = check_square(find_pull(layer, kind, part), run.layers(kind, part)[layer], rows.shape[2])
         rows = rows + multiply_rows(rows, pull)
     return rows
 
@@ -38,6 +40,10 @@ def compute_cross_relevance(run: Run, find_pull: FindPull, queries: Tensor, part
     where R_tt and R_ss are the relevance of the decoder's and the encoder's self-attention up to there, and N(R) - I is R - I
     with its rows divided by their sums. A row that is 0 stays 0.
     """
+    if run.list_all_visits(IMPLICIT):
+        raise ConfigError(
+            "relevance of the sources is of layers with a softmax, and this model has others, whose part would be missing."
+        )
     steps = run.list_ordered_layers(("self", "cross"), part)
     crossing = [layer for kind, layer in steps if kind == "cross"]
     if not crossing:
@@ -55,7 +61,7 @@ def compute_cross_relevance(run: Run, find_pull: FindPull, queries: Tensor, part
     return apply_encoder(found, [find_pull(name, "self", None) for name in list_encoder_layers(run, part)])
 
 
-def apply_encoder(rows: Tensor, pulls: Sequence[AttributionMap]) -> Tensor:
+def apply_encoder(rows: Tensor, pulls: Sequence[SignedMap]) -> Tensor:
     """Return rows N(R_ss), (b, n, s), of the encoder's self-attentions from the first to the last."""
     if not pulls:
         return rows
@@ -75,20 +81,20 @@ def list_encoder_layers(run: Run, part: str | None) -> list[str]:
     return [name for name, visit in every if (name, visit) not in decoder]
 
 
-def make_one_hot_rows(m: AttributionMap, queries: Tensor) -> Tensor:
+def make_one_hot_rows(m: SignedMap, queries: Tensor) -> Tensor:
     """Return rows (b, n, q) of float64 that are 1 at the queries (n,) and 0 elsewhere."""
     b, q, device = m.shape[0], m.shape[2], m.device
     return torch.eye(q, dtype=torch.float64, device=device)[queries.to(device)].expand(b, -1, -1)
 
 
-def check_square(m: AttributionMap, name: str, t: int) -> AttributionMap:
+def check_square(m: SignedMap, name: str, t: int) -> SignedMap:
     """Return the map of a layer of self-attention. Raises ShapeError unless it has t queries and t keys."""
     if m.shape[2:] != (t, t):
         raise ShapeError(f"relevance needs {t} queries and as many keys in each layer; {name} has (q, k) = {m.shape[2:]}.")
     return m
 
 
-def multiply_rows(rows: Tensor, pull: AttributionMap) -> Tensor:
+def multiply_rows(rows: Tensor, pull: SignedMap) -> Tensor:
     """Return rows M, (b, n, k), of rows (b, n, q)."""
     found = rows.new_zeros(*rows.shape[:2], pull.shape[3])
     for b, _, run, entries in pull.iterate_blocks():
@@ -97,7 +103,7 @@ def multiply_rows(rows: Tensor, pull: AttributionMap) -> Tensor:
     return found
 
 
-def multiply_columns(pull: AttributionMap, columns: Tensor) -> Tensor:
+def multiply_columns(pull: SignedMap, columns: Tensor) -> Tensor:
     """Return M columns, (b, q, n), of columns (b, k, n)."""
     found = columns.new_zeros(columns.shape[0], pull.shape[2], columns.shape[2])
     for b, _, run, entries in pull.iterate_blocks():
@@ -105,14 +111,14 @@ def multiply_columns(pull: AttributionMap, columns: Tensor) -> Tensor:
     return found
 
 
-def multiply_all(pulls: Sequence[AttributionMap], columns: Tensor) -> Tensor:
+def multiply_all(pulls: Sequence[SignedMap], columns: Tensor) -> Tensor:
     """Return (I + M_l) ... (I + M_1) columns, (b, t, n)."""
     for pull in pulls:
         columns = columns + multiply_columns(pull, columns)
     return columns
 
 
-def multiply_normalized(pulls: Sequence[AttributionMap], columns: Tensor) -> Tensor:
+def multiply_normalized(pulls: Sequence[SignedMap], columns: Tensor) -> Tensor:
     """Return N(R) columns, (b, t, n), of R = (I + M_l) ... (I + M_1): the sums of its rows are found in the same traversal."""
     both = torch.cat([columns, torch.ones_like(columns[..., :1])], -1)
     added = multiply_all(pulls, both) - both

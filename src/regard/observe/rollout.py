@@ -54,7 +54,7 @@ def rollout(
         raise ConfigError(f"residual must be the share of the residual stream, at least 0 and below 1; got {residual}.")
     if kind is not None and check_choice("kind", kind, (*KINDS, IMPLICIT)) == "cross":
         raise ConfigError("rollout needs self attention: the queries of cross attention belong to another text than the keys.")
-    chosen = resolve_mixers(recording, None if layers is None else check_sequence("layers", layers), kind, part)
+    chosen = resolve_mixers(recording.last, None if layers is None else check_sequence("layers", layers), kind, part)
     if not chosen:
         which = "layer" if kind is None else f"layer of kind {kind!r}"
         raise ConfigError(f"the recording has no {which} to roll out.")
@@ -77,7 +77,7 @@ def iterate_rollouts(recording: Recording, part: str | None = None, residual: fl
     Raises ShapeError if a layer is no self attention on the same tokens.
     """
     found: Tensor | None = None
-    layers = list_token_mixers(recording, None, part)
+    layers = list_token_mixers(recording.last, None, part)
     check_same_places(recording, [number for kind, number in layers if kind != IMPLICIT], part)
     for kind, layer in layers:
         m: AttentionMap | ImplicitMap = recording.map(layer, kind=kind, part=part)
@@ -97,7 +97,7 @@ def iterate_rollouts(recording: Recording, part: str | None = None, residual: fl
 
 def roll_out_until(recording: Recording, query: int, layer: int, kind: str, part: str | None) -> Tensor:
     """Return the row (b, k) of the rollout of one query after a layer, given by its number among those of its kind."""
-    mixers = list_token_mixers(recording, None if kind == "self" else kind, part)
+    mixers = list_token_mixers(recording.last, None if kind == "self" else kind, part)
     until = range(mixers.index((kind, layer)) + 1)
     return rollout(recording, [query], layers=until, kind=None if kind == "self" else kind, part=part)[:, 0]
 

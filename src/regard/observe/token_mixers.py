@@ -6,27 +6,26 @@ from regard.errors import ConfigError
 from regard.map.convolution import Convolution
 from regard.map.linear_recurrence import LinearRecurrence
 from regard.mechanism.arguments import check_index
-from regard.observe.recording import Recording
-from regard.observe.run import IMPLICIT
+from regard.observe.run import IMPLICIT, Run
 
 SELF = "self"
 Layer = tuple[str, int | str]  # its kind, and its number among the layers of that kind or its name
 
 
-def list_token_mixers(recording: Recording, kind: str | None, part: str | None) -> list[tuple[str, int]]:
+def list_token_mixers(run: Run, kind: str | None, part: str | None) -> list[tuple[str, int]]:
     """Return the layers of a kind, or with None those of self-attention with and without a softmax, in the order they ran.
 
     Raises ConfigError if a block has layers of both kinds, or if a layer without a softmax may be cross attention.
     """
-    if kind is not None or not recording.layers(IMPLICIT, part):
+    if kind is not None or not run.layers(IMPLICIT, part):
         known = SELF if kind is None else kind
-        return [(known, number) for number in range(len(recording.layers(known, part)))]
-    found = recording.last.list_ordered_layers((SELF, IMPLICIT), part)
-    names = {one: recording.layers(one, part) for one in (SELF, IMPLICIT)}
+        return [(known, number) for number in range(len(run.layers(known, part)))]
+    found = run.list_ordered_layers((SELF, IMPLICIT), part)
+    names = {one: run.layers(one, part) for one in (SELF, IMPLICIT)}
     check_blocks(names)
     for number, name in enumerate(names[IMPLICIT]):
-        mechanism = recording.map(number, kind="implicit", part=part).mechanism
-        if not isinstance(mechanism, LinearRecurrence | Convolution) and not is_causal(recording, number, part):
+        mechanism = run.map(number, kind="implicit", part=part).mechanism
+        if not isinstance(mechanism, LinearRecurrence | Convolution) and not is_causal(run, number, part):
             raise ConfigError(
                 f"{name} has no softmax, and whether its keys are the tokens of its queries is not recorded: pass "
                 f"kind={SELF!r} for the layers with a softmax alone, or kind={IMPLICIT!r} for those without, if they are."
@@ -34,9 +33,9 @@ def list_token_mixers(recording: Recording, kind: str | None, part: str | None) 
     return found
 
 
-def resolve_mixers(recording: Recording, layers: Sequence[int | str] | None, kind: str | None, part: str | None) -> list[Layer]:
+def resolve_mixers(run: Run, layers: Sequence[int | str] | None, kind: str | None, part: str | None) -> list[Layer]:
     """Return layers, by their names or their numbers among those of list_token_mixers, or all of them."""
-    known = list_token_mixers(recording, kind, part)
+    known = list_token_mixers(run, kind, part)
     kinds = {one for one, _ in known}
     if layers is None:
         return [*known]
@@ -46,7 +45,7 @@ def resolve_mixers(recording: Recording, layers: Sequence[int | str] | None, kin
     found: list[Layer] = []
     for layer in layers:
         if isinstance(layer, str):
-            found.append((SELF if layer in recording.layers(SELF, part) else IMPLICIT, layer))
+            found.append((SELF if layer in run.layers(SELF, part) else IMPLICIT, layer))
         else:
             found.append(known[check_index("layer", layer, len(known), "the recording")])
     return found
@@ -69,7 +68,7 @@ def find_block(name: str) -> str:
     return ".".join(path[: numbers[-1] + 1]) if numbers else ""
 
 
-def is_causal(recording: Recording, layer: int, part: str | None) -> bool:
+def is_causal(run: Run, layer: int, part: str | None) -> bool:
     """Return whether the first query of a layer without a softmax sees its own key alone, as in a text on itself."""
-    m = recording.map(layer, kind="implicit", part=part)
+    m = run.map(layer, kind="implicit", part=part)
     return m.shape[2] == m.shape[3] and not bool(m[:, :, 0, 1:].any())

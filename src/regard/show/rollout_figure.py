@@ -31,7 +31,7 @@ def draw_rollout(
     several words, whose shares are added. Colors are logarithmic, or of two hues where layers without a softmax make entries
     negative. Raises ConfigError if no layer was recorded.
     """
-    count = len(list_token_mixers(recording, kind, part))
+    count = len(list_token_mixers(recording.last, kind, part))
     settings = {"kind": kind, "part": part, "residual": residual}
     whole = rolled(recording, [query], **settings)  # type: ignore[arg-type]
     parts = [rolled(recording, [query], layers=range(n + 1), **settings) for n in range(count - 1)]  # type: ignore[arg-type]

@@ -47,7 +47,9 @@ def iterate_rollout_codes(recording: Recording, part: str | None, shapes: Sequen
     b, _, q, k = shapes[0]
     if not can_roll_out(recording, part, shapes) or CODE_BYTES * len(shapes) * b * q * k > MAX_ROLLOUT_BYTES:
         return
-    for (kind, layer), found in zip(list_token_mixers(recording, None, part), iterate_rollouts(recording, part), strict=True):
+    for (kind, layer), found in zip(
+        list_token_mixers(recording.last, None, part), iterate_rollouts(recording, part), strict=True
+    ):
         for row in range(b if kind == SELF else 0):
             yield layer, row, encode_weights(found[row].float())
 
@@ -57,7 +59,7 @@ def can_roll_out(recording: Recording, part: str | None, shapes: Sequence[Shape]
     if len(set(shapes)) > 1 or shapes[0][2] != shapes[0][3]:
         return False
     try:
-        mixers = list_token_mixers(recording, None, part)
+        mixers = list_token_mixers(recording.last, None, part)
     except ConfigError:
         return False
     squares = [recording.map(number, kind=kind, part=part).shape[2:] for kind, number in mixers if kind != SELF]

@@ -50,7 +50,7 @@ class RecurrenceCall:
     is no map of its own if no recorded call has left that state. read_softmaxes returns the softmaxes whose heads were mixed to
     the weights, none if these are not known; it may be called until the forward ends. is_reported says that the call is missed
     if it cannot be read. row_scale (b, h, q) is what a layer multiplied its output by after the product with the values.
-    unchanged is the call before an intervention changed it.
+    unchanged is the call before an intervention changed it. result is the tensor that the model goes on with, with its graph.
     """
 
     kernel: str
@@ -61,6 +61,7 @@ class RecurrenceCall:
     is_reported: bool = True
     row_scale: Tensor | None = None
     unchanged: "RecurrenceCall | None" = None
+    result: Tensor | None = None
 
     @property
     def has_equal_row_scale(self) -> bool:

@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache, partial, wraps
 from types import ModuleType
 from typing import Any
@@ -120,7 +121,8 @@ def intercept_recurrence(run: "partial[Any]", signature: inspect.Signature, read
         if any(watcher.can_change_calls for watcher in STATE.watchers):
             call, adapter = change_recurrence(call, adapt_result(reader, arguments, result, call))
             result = adapter.run()
-        dispatch_recurrence(call)
+        output = result[0] if isinstance(result, tuple) else result
+        dispatch_recurrence(replace(call, result=output if isinstance(output, Tensor) else None))
     return result
 
 
