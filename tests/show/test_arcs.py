@@ -1,10 +1,12 @@
 import pytest
+import torch
 from matplotlib.patches import Arc
 
 import regard
-from regard import ConfigError
+from regard import ConfigError, OutOfRangeError
 from regard.show.arcs import draw_arcs, list_links, place_words
 from regard.show.figure import format_word
+from show.implicit_recordings import SiluAttention, record_implicit
 from show.pictures import assert_readable, vectors
 from show.small_recordings import WORDS, record_long_text, record_small_model
 
@@ -53,6 +55,30 @@ def test_words_are_counted_from_the_first_that_is_drawn():
     arcs_drawn = list_arcs(draw_arcs(record_small_model(), 1, 2, queries=slice(2, 10), keys=slice(key, key + 1), least=least))
     at, _ = place_words([format_word(word.strip(" ")) for word in WORDS[2:10]])
     assert max(arc.width for arc in arcs_drawn) == pytest.approx(at[-1] - at[key - 2])
+
+
+def test_signed_entries_have_arcs_by_their_size_in_two_hues():
+    recording = record_implicit(7, SiluAttention)
+    dense = recording.map(0, 1, kind="implicit").dense()[1, 0]
+    largest = float(dense.abs().max())
+    off_diagonal = ~torch.eye(7, dtype=torch.bool)
+    picture = draw_arcs(recording, 0, 1, kind="implicit", row=1, least=0.02)
+    found = list_arcs(picture)
+    expected = dense[off_diagonal & (dense.abs() >= 0.02 * largest)]
+    expected = expected[expected.abs().argsort()]
+    assert len(found) == len(expected) > 3
+    assert (expected < 0).any()
+    widths = torch.tensor([arc.get_linewidth() for arc in found], dtype=torch.float64)
+    torch.testing.assert_close(widths, 0.4 + 3 * expected.abs() / largest, rtol=0, atol=1e-12)
+    for arc, entry in zip(found, expected.tolist(), strict=True):
+        red, _, blue, _ = arc.get_edgecolor()
+        assert (blue > red) == (entry > 0)
+    assert_readable(picture)
+
+
+def test_layers_without_a_softmax_are_drawn_by_their_kind():
+    with pytest.raises(OutOfRangeError, match="pass kind='implicit'"):
+        draw_arcs(record_implicit(7, SiluAttention), 0, 1)
 
 
 @pytest.mark.parametrize("end", [1, 2, 9, 17])

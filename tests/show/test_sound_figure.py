@@ -6,6 +6,7 @@ from matplotlib.image import AxesImage
 import regard
 from regard import AudioFrames, ConfigError, ShapeError, record
 from regard.show.sound_figure import draw_sound
+from show.implicit_recordings import SiluAttention, record_implicit
 
 
 @pytest.fixture(scope="module")
@@ -18,6 +19,18 @@ def recording():
     found.places = {"cross": AudioFrames(0.5)}
     found.tokens = {"rows": ["a", "b", "c"], "columns": [str(n) for n in range(11)]}
     return found
+
+
+def test_frames_of_layers_without_a_softmax_have_signed_colors():
+    found = record_implicit(11, SiluAttention)
+    found.places = AudioFrames(0.5)
+    drawn = draw_sound(found, torch.randn(7, 11), 0, 1, row=1)
+    entries, image = found.map(0, 1, kind="implicit").dense()[1, 0].numpy(), find_map(drawn)
+    assert np.allclose(image.get_array(), entries, rtol=0, atol=1e-12)
+    assert (entries < 0).any()
+    assert image.get_clim() == pytest.approx((-abs(entries).max(), abs(entries).max()))
+    mean = find_map(draw_sound(found, torch.randn(7, 11), 0, kind="implicit")).get_array()
+    assert np.allclose(mean, found.map(0, kind="implicit").dense()[0].mean(0).numpy(), rtol=0, atol=1e-12)
 
 
 def find_map(drawn):

@@ -9,11 +9,15 @@ from matplotlib.axes import Axes
 from torch import Tensor
 
 from regard.errors import ConfigError, ShapeError
+from regard.map import AttentionMap
+from regard.map.implicit_map import ImplicitMap
 from regard.mechanism.arguments import check_index, check_instance, check_number, describe_value
 from regard.observe import Recording
 from regard.observe.places import AudioFrames
-from regard.show.axis_words import choose_attention_kind, get_axis_words
-from regard.show.figure import COLORMAP, FAINT, INKS, MIN_TEXT_SIZE, PAPER, TEXT_SIZE, Picture, format_word
+from regard.observe.run import IMPLICIT
+from regard.show.axis_words import choose_map_kind, get_axis_words
+from regard.show.color_scale import Signed
+from regard.show.figure import COLORMAP, FAINT, INKS, MIN_TEXT_SIZE, PAPER, SIGNED_COLORMAP, TEXT_SIZE, Picture, format_word
 from regard.terminal_escapes import escape_controls
 
 WIDTH, SOUND, GAP, BELOW, ABOVE, RIGHT, LEFT = 6.6, 0.9, 0.12, 0.5, 0.4, 0.95, 1.1  # inches
@@ -39,18 +43,19 @@ def draw_sound(
     """Draw sound above the attention to it, on one axis of time: of a head, or the mean over the heads of a layer.
 
     sound is a waveform (samples,), with `rate` samples a second, or a spectrogram (bands, frames), over the whole axis. kind is
-    cross where there is cross attention to frames of sound, else self; of "self" the queries are frames too. times are those of
+    cross where there is cross attention to frames of sound, else self; of "self" the queries are frames too. Of "implicit", the
+    kind where no layer has a softmax, entries are signed: blue is above 0, brown below. times are those of
     the queries in seconds, as regard.token_times returns them, and are marked. row is the batch row.
     Raises ConfigError if the times of the keys are not known: set recording.places.
     """
     check_instance("recording", recording, Recording, "Record a model with regard.record(model).")
-    kind = choose_sound_kind(recording, part) if kind is None else choose_attention_kind(recording, kind)
+    kind = choose_sound_kind(recording, part) if kind is None else choose_map_kind(recording, kind)
     frames = next((one for one in recording.axis_places(layer, kind, part)[1] if isinstance(one, AudioFrames)), None)
     if frames is None:
         raise ConfigError(
             f"the keys of layer {layer} are not known as frames of sound: set recording.places = regard.AudioFrames(seconds)."
         )
-    m = recording.map(layer, head, kind, part)
+    m: AttentionMap | ImplicitMap = recording.map(layer, head, kind, part)
     q, k = m.shape[2:]
     m = m.select(batch=check_index("row", row, m.shape[0], "the batch"))
     size = min(q, MAX_PIXELS), min(k, MAX_PIXELS)
@@ -66,7 +71,12 @@ def draw_sound(
     )
     above.set_title(escape_controls(title or label), fontsize=TEXT_SIZE + 1, loc="left", parse_math=False)
     axes = figure.add_axes_at(LEFT, BELOW, WIDTH, tall)
-    image = axes.imshow(values, cmap=COLORMAP, vmin=0, extent=(0, end, q, 0), aspect="auto", interpolation="nearest")
+    if kind == IMPLICIT:
+        (low, high), colors = Signed().ends(values.ravel().tolist()), SIGNED_COLORMAP
+    else:
+        (low, high), colors = (0.0, None), COLORMAP
+    settings = {"cmap": colors, "vmin": low, "vmax": high, "aspect": "auto", "interpolation": "nearest"}
+    image = axes.imshow(values, extent=(0, end, q, 0), **settings)  # type: ignore[arg-type]
     axes.set_xlabel("seconds", fontsize=TEXT_SIZE)
     axes.tick_params(labelsize=TEXT_SIZE - 1, length=2, color=FAINT)
     axes.spines[:].set_visible(False)
@@ -83,10 +93,10 @@ def draw_sound(
 
 
 def choose_sound_kind(recording: Recording, part: str | None) -> str:
-    """Return cross where the keys of cross attention are frames of sound, else self."""
+    """Return cross where its keys are frames of sound, else self, or implicit where no layer has a softmax."""
     crossing = recording.layers("cross", part)
     found = recording.axis_places(0, "cross", part)[1] if crossing else []
-    return "cross" if any(isinstance(one, AudioFrames) for one in found) else "self"
+    return "cross" if any(isinstance(one, AudioFrames) for one in found) else choose_map_kind(recording)
 
 
 def read_times(times: Any, count: int, row: int) -> list[float]:
