@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regard.errors import ConfigError, ShapeError, TooLargeError
+from regard.map import recurrence_products
 from regard.map.convolution import Convolution
 from regard.map.implicit_map import ImplicitMap, SampledOutputs
 from regard.map.linear_recurrence import CHUNK, LinearRecurrence
@@ -274,3 +275,25 @@ def test_a_result_beyond_a_gigabyte_is_refused_with_its_bytes():
 def test_factors_that_do_not_fit_are_refused_by_name(parts, error, says):
     with pytest.raises(error, match=says):
         LinearRecurrence(**parts)
+
+
+@given(recurrences(), st.data())
+def test_products_of_some_rows_heads_and_queries_are_those_of_the_matrix(mechanism, data):
+    b, h, t = mechanism.shape
+    first = data.draw(st.integers(0, t - 1))
+    rows = data.draw(st.lists(st.integers(0, b - 1), min_size=1, max_size=3))
+    heads = data.draw(st.lists(st.integers(0, h - 1), min_size=1, max_size=4))
+    some, expected = ImplicitMap(mechanism, first=first).select(rows, heads), dense(mechanism)[rows][:, heads, first:]
+    v, r = torch.randn(len(rows), 1, t, 3).double(), torch.randn(len(rows), len(heads), t - first, 2).double()
+    assert_equal(some @ v, expected @ v)
+    assert_equal(some.mT @ r, expected.mT @ r)
+
+
+def test_products_of_more_heads_than_are_held_together_are_the_same(monkeypatch):
+    torch.manual_seed(0)
+    decay, q, k = -torch.rand(2, 7, 5, 1).double(), torch.randn(2, 1, 5, 3).double(), torch.randn(2, 7, 5, 3).double()
+    mechanism, v = LinearRecurrence(decay=decay, q=q, k=k), torch.randn(2, 7, 5, 4).double()
+    monkeypatch.setattr(recurrence_products, "STATE_NUMBERS", 2 * 3 * 4 * 2)
+    assert len(recurrence_products.split_heads(mechanism, torch.arange(7), v)) == 4
+    assert_equal(ImplicitMap(mechanism) @ v, dense(mechanism) @ v)
+    assert_equal(ImplicitMap(mechanism).mT @ v, dense(mechanism).mT @ v)

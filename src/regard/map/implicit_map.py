@@ -12,6 +12,7 @@ from regard.map import indexing
 from regard.map.attention_map import Index
 from regard.map.convolution import Convolution, ConvolutionPlane
 from regard.map.linear_recurrence import LinearRecurrence, RecurrencePlane
+from regard.map.recurrence_products import can_multiply_by_token, multiply_by_token, multiply_transpose_by_token
 from regard.map.scored_matrix import ScoredMatrix, ScoredPlane
 from regard.map.signed_map import SignedMap
 from regard.map.stored_matrix import JoinedMatrices, JoinedPlane, StoredMatrix, StoredPlane
@@ -179,6 +180,26 @@ class ImplicitMap(SignedMap):
                 values = rows[(places[mine] - start).to(self.device)].gather(1, (keys - first).clamp(0, stop - first - 1))
                 found[own_places[mine].to(self.device)] = values.where(is_inside, 0)
         return found
+
+    def __matmul__(self, x: Tensor) -> Tensor:
+        """Compute the product with x (b, 1 or h, k, n), (b, h, q, n): that of a recurrence in one pass over the tokens."""
+        if not isinstance(self.mechanism, LinearRecurrence) or not can_multiply_by_token(self.mechanism):
+            return super().__matmul__(x)
+        x = self.check_factor("x", x, self.shape[3])
+        return multiply_by_token(self.mechanism, *self.index_places(), x)[:, :, self.first :].to(self.dtype)
+
+    def multiply_transpose(self, r: Tensor) -> Tensor:
+        """Compute the product of the transpose with r (b, h, q, n), (b, h, k, n): that of a recurrence in one pass."""
+        if not isinstance(self.mechanism, LinearRecurrence) or not can_multiply_by_token(self.mechanism):
+            return super().multiply_transpose(r)
+        r = torch.nn.functional.pad(r, (0, 0, self.first, 0))
+        return multiply_transpose_by_token(self.mechanism, *self.index_places(), r).to(self.dtype)
+
+    def index_places(self) -> tuple[Tensor, Tensor]:
+        """Return the batch rows (b,) and the heads (h,) of the mechanism that this map has, by index."""
+        rows, heads = [places[0][0] for places in self.places if places], [head for _, head in (self.places or [[]])[0]]
+        found = [torch.tensor(each, dtype=torch.long, device=self.device) for each in (rows, heads)]
+        return found[0], found[1]
 
     def received(self) -> Tensor:
         """Compute the sum of each column, (b, h, k), with its sign."""

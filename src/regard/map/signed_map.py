@@ -139,6 +139,14 @@ class SignedMap(HtmlRepr, ABC):
             found[n, m, block.start : block.stop] = (entries @ x[n, m, block.columns].to(entries.dtype)).to(self.dtype)
         return found
 
+    def multiply_transpose(self, r: Tensor) -> Tensor:
+        """Compute the product of the transpose with r (b, h, q, n), (b, h, k, n), block by block."""
+        found = torch.zeros(*self.shape[:2], self.shape[3], r.shape[3], dtype=torch.float64, device=self.device)
+        for n, m, block, entries in self.iterate_blocks():
+            part = entries.mT @ r[n, m, block.start : block.stop].to(entries.dtype)
+            found[n, m].index_add_(0, block.columns, part.double())
+        return found.to(self.dtype)
+
     def check_factor(self, name: str, x: Tensor, length: int) -> Tensor:
         """Return the factor of a product, expanded to (b, h, length, n), in the map's dtype. Raises ShapeError."""
         b, h, *_ = self.shape
@@ -176,10 +184,5 @@ class TransposedSignedMap:
     of: SignedMap
 
     def __matmul__(self, r: Tensor) -> Tensor:
-        """Compute the product of the transpose with r (b, 1 or h, q, n), (b, h, k, n), block by block."""
-        r = self.of.check_factor("r", r, self.of.shape[2])
-        found = torch.zeros(*self.of.shape[:2], self.of.shape[3], r.shape[3], dtype=torch.float64, device=self.of.device)
-        for n, m, block, entries in self.of.iterate_blocks():
-            part = entries.mT @ r[n, m, block.start : block.stop].to(entries.dtype)
-            found[n, m].index_add_(0, block.columns, part.double())
-        return found.to(self.of.dtype)
+        """Compute the product of the transpose with r (b, 1 or h, q, n), (b, h, k, n), without storing a matrix."""
+        return self.of.multiply_transpose(self.of.check_factor("r", r, self.of.shape[2]))

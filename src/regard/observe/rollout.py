@@ -19,6 +19,7 @@ from regard.observe.run import IMPLICIT, KINDS
 from regard.observe.token_mixers import list_token_mixers, resolve_mixers
 
 ROWS = 64  # per product
+PRODUCT_NUMBERS = 2**22  # of the heads of a layer without a softmax that are multiplied together
 
 
 def rollout(
@@ -125,13 +126,15 @@ def propagate_relevance(m: AttentionMap, relevance: Tensor, layer: int | str, re
 
 
 def multiply_mean(m: AttentionMap | ImplicitMap, relevance: Tensor) -> Tensor:
-    """Compute r A for the mean A of the heads: r (b, n, q) to (b, n, k), ROWS rows and a head at a time."""
+    """Compute r A for the mean A of the heads: r (b, n, q) to (b, n, k), ROWS rows and some heads at a time."""
     found = relevance.new_zeros(*relevance.shape[:2], m.shape[3])
-    for head in range(m.shape[1]):
-        one = m.select(heads=[head])
+    b, h, _, k = m.shape
+    together = max(1, PRODUCT_NUMBERS // max(1, b * k * min(ROWS, relevance.shape[1]))) if isinstance(m, ImplicitMap) else 1
+    for heads in torch.arange(h).split(together):
+        one = m.select(heads=heads)
         for rows in torch.arange(relevance.shape[1], device=m.device).split(ROWS):
             product = one.mT @ relevance[:, rows].mT.unsqueeze(1)
-            found[:, rows] += product.squeeze(1).mT.to(found.dtype) / m.shape[1]
+            found[:, rows] += product.sum(1).mT.to(found.dtype) / h
     return found
 
 
