@@ -15,6 +15,7 @@ from regard.observe import interception
 from regard.observe.attention_changes import Change, Patch, Temperature, compute_context
 from regard.observe.block_outputs import is_inside, watch_blocks
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
+from regard.observe.interception.handwritten.weight_steps import DIFFERENT
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.thread_state import NextHandler
@@ -31,6 +32,7 @@ KNOWN_LATE = (
 )
 RECURRENCE = "it is a recurrence ({}), and stays unchanged"
 NO_SCORES = "its weights are stored as they are, and cannot be computed again from scores at another temperature"
+NO_GRADIENT = "its weights are stored as they are, and cannot be computed again with gradients{}"
 SCALED = (
     "what its rows are multiplied by after the product with the values, such as one over the sums of the weights, is that of "
     "the unchanged weights"
@@ -242,10 +244,9 @@ class Intervention:
                 f"{name} computes its attention ({call.kernel}) as a whole, so it cannot be changed. If it is an "
                 "nn.MultiheadAttention, call it with need_weights=False."
             )
-        found = self.change_stored_call(call, adapter, meant, name, number) if call.has_stored_weights else None
-        if call.has_stored_weights and found is None and any(isinstance(change, Temperature) for change in meant):
-            self.missed[name] = NO_SCORES
-            meant = [change for change in meant if not isinstance(change, Temperature)]
+        found = None
+        if call.has_stored_weights:
+            found, meant = self.change_stored_call(call, adapter, meant, name, number)
         for change in meant:
             self.report_applied(change, place)
         self.changed_modules |= {name} if meant else set()
@@ -270,21 +271,31 @@ class Intervention:
 
     def change_stored_call(
         self, call: AttentionCall, adapter: CallAdapter, meant: list[Change], name: str, number: int
-    ) -> tuple[AttentionCall, CallAdapter] | None:
+    ) -> tuple[tuple[AttentionCall, CallAdapter] | None, list[Change]]:
         """Return a call whose weights are stored as they are, and how it runs, by the functions that made its weights.
 
-        None if they cannot run again, or if a change computes contexts from queries and keys.
+        None if they cannot run again, or if a change computes contexts from queries and keys: then with those changes alone
+        that the stored weights allow, and why not the others.
         """
-        plain = None if adapter.plain_call is None else replace(adapter.plain_call, visit=call.visit)
-        if plain is None or any(type(change).compute_context is not Change.compute_context for change in meant):
-            return None
-        for change in meant:
-            plain = change.change_call(plain, name, number)
-        try:
-            found = change_weights(plain, adapter)
-        except UnreadableError:
-            return None
-        return (call, adapter) if found is None else (replace(call, bias=found[0].detach().log()), found[1])
+        plain, reason = None if adapter.plain_call is None else replace(adapter.plain_call, visit=call.visit), ""
+        if plain is not None and all(type(change).compute_context is Change.compute_context for change in meant):
+            for change in meant:
+                plain = change.change_call(plain, name, number)
+            try:
+                found = change_weights(plain, adapter)
+            except UnreadableError as error:
+                reason = str(error)
+            else:
+                new = (call, adapter) if found is None else (replace(call, bias=found[0].detach().log()), found[1])
+                return new, meant
+        scored = [change for change in meant if isinstance(change, Temperature)]
+        result = adapter.run()
+        needs_gradient = torch.is_grad_enabled() and isinstance(result, Tensor) and result.requires_grad
+        masked = [] if not needs_gradient and reason != DIFFERENT else meant
+        masked = [one for one in masked if one not in scored and one.change_call(call, name, number) is not call]
+        if scored or masked:
+            self.missed[name] = NO_SCORES if scored else NO_GRADIENT.format(f": {reason}" if reason else "")
+        return None, [one for one in meant if one not in scored and one not in masked]
 
     def handle_block(self, block: str, output: Tensor, given: Tensor | None) -> Tensor | None:
         """Return the output (b, t, c) of a block with every patch of it; None if there is none."""

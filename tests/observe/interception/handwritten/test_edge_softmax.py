@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from observe.recording_checks import record_and_compare
-from regard.observe.attention_changes import KnockOut, Temperature
+from regard.observe.attention_changes import CutEdges, KnockOut, Temperature
 from regard.observe.interception.handwritten import handwritten_call
 from regard.observe.interception.handwritten.edge_call import CHANGED, GRAPH, PICKED
 from regard.observe.interception.handwritten.edge_softmax import EDGES
@@ -671,3 +671,61 @@ def test_pooling_and_filters_by_an_index_are_no_attention(part, name):
     with torch.no_grad():
         recording = record_module(part(SUMS[name]), missing=False)
     assert not recording.calls
+
+
+class PlainGraphAttention(nn.Module):
+    """Scores of a sender and a receiver are added, in operations that all have a gradient."""
+
+    def __init__(self, add: Add) -> None:
+        super().__init__()
+        self.project, self.score, self.add = nn.Linear(C, H * D), nn.Linear(C, H), add
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = F.leaky_relu(self.score(x)[SENDERS] + self.score(x).sin()[RECEIVERS], 0.2)
+        weights = divide_by_sums(exponentiate(scores), self.add, RECEIVERS, NODES)
+        return self.add(weights.unsqueeze(-1) * self.project(x).unflatten(-1, (H, D))[SENDERS], RECEIVERS, NODES).mean(1)
+
+
+def leave_out_edges(module: nn.Module, x: Tensor, hidden: Tensor) -> Tensor:
+    """The output of a graph attention with some edges hidden from its softmax, node by node."""
+    values = module.project(x).unflatten(-1, (H, D) if isinstance(module, PlainGraphAttention) else (D, H))
+    values = values if isinstance(module, PlainGraphAttention) else values.transpose(1, 2)
+    if isinstance(module, PlainGraphAttention):
+        scores = F.leaky_relu(module.score(x)[SENDERS] + module.score(x).sin()[RECEIVERS], 0.2)
+    else:
+        scores = module.score(x)[SENDERS] + module.score(x).square()[RECEIVERS]
+    edges = [((node == RECEIVERS) & ~hidden).nonzero()[:, 0] for node in range(NODES)]
+    return torch.stack([(scores[one].softmax(0)[..., None] * values[SENDERS[one]]).sum((0, 1)) / H for one in edges])
+
+
+@pytest.mark.parametrize("name", [*SUMS, "width first"])
+def test_cut_edges_of_a_graph_have_the_gradients_of_the_graph_without_them(name):
+    module = WidthFirstAttention() if name == "width first" else PlainGraphAttention(SUMS[name])
+    module, x = module.double(), torch.randn(NODES, C, dtype=torch.float64, requires_grad=True)
+    nodes = RECEIVERS.bincount().topk(2).indices
+    keys = torch.stack([SENDERS[node == RECEIVERS][0] for node in nodes])
+    with intervene(module, CutEdges(queries=nodes.tolist(), keys=keys.tolist())):
+        changed = module(x)
+    expected, inputs = (
+        leave_out_edges(module, x, torch.isin(RECEIVERS, nodes) & torch.isin(SENDERS, keys)),
+        list(module.parameters()),
+    )
+    torch.testing.assert_close(changed, expected, rtol=1e-12, atol=1e-12)
+    outward = torch.randn_like(changed)
+    ours, theirs = (torch.autograd.grad(y, [x, *inputs], outward) for y in (changed, expected))
+    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+    with torch.no_grad():
+        assert not torch.allclose(changed, module(x))
+
+
+@pytest.mark.parametrize("has_gradients", [True, False])
+def test_edges_of_weights_that_are_dropped_are_not_cut_and_warned_of(has_gradients):
+    module = DroppedAttention(nn.Dropout(0.5), MULTIPLIES["unsqueeze"]).double().train()
+    x = torch.randn(NODES, C, dtype=torch.float64)
+    told = pytest.warns(UserWarning, match=r"CutEdges of layer None was not applied: .*cannot be computed again.*dropout")
+    with torch.set_grad_enabled(has_gradients):
+        torch.manual_seed(4)
+        with told, intervene(module, CutEdges(queries=[1, 2], keys=[3, 4])):
+            changed = module(x)
+        torch.manual_seed(4)
+        assert torch.equal(changed, module(x))

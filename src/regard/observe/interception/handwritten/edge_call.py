@@ -2,6 +2,7 @@
 
 import math
 import weakref
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -33,23 +34,26 @@ class EdgeMatrix(NamedTuple):
     """The weights (b, h, q, k) of all edges from k senders to q receivers, and the values (b, h, k, d) of the senders.
 
     `order` are the dimensions of the values that are batch, heads, edges and width, in this order, and `shape` is that of the
-    result with a dimension for each of them: receivers in place of edges.
+    result with a dimension for each of them: receivers in place of edges. `build` computes the weights that were multiplied,
+    with gradients.
     """
 
     weights: Tensor
     values: Tensor
     order: list[int]
     shape: list[int]
+    build: Callable[[], Tensor]
 
     def read_context(self, result: Tensor) -> Tensor:
         """Return a result of the sum as contexts (b, h, q, d)."""
         return result.reshape(self.shape).permute(self.order).reshape(*self.weights.shape[:3], self.values.shape[3])
 
     def write_context(self, context: Tensor, result: Tensor) -> Tensor:
-        """Write contexts (b, h, q, d) into a result of the sum, which the model may hold already, and return it."""
+        """Return contexts (b, h, q, d) as a result of the sum: written into it where the model may hold it already."""
         inverse = [self.order.index(n) for n in range(len(self.order))]
-        context = context.reshape([self.shape[n] for n in self.order]).permute(inverse)
-        return result.copy_(context.reshape(result.shape))
+        context = context.reshape([self.shape[n] for n in self.order]).permute(inverse).reshape(result.shape)
+        is_new = not result.is_inference() and not result._version  # else it may be saved for its own gradient
+        return context if is_new else result.copy_(context)
 
 
 def find_edge_sum(name: str, args: Any, kwargs: Any, values: Tensor) -> EdgeSum | None:
@@ -109,7 +113,7 @@ def build_edge_matrix(
     """
     if edges is None or weights.dim() != edges.values.dim() or (undropped is not None and undropped.shape != weights.shape):
         raise UnreadableError(EDGES)
-    values, axis, receivers = edges.values.detach(), edges.axis, edges.receivers
+    values, axis, receivers = edges.values, edges.axis, edges.receivers
     edge_count = values.shape[axis]
     senders, count = find_senders(edges.values, edge_count)
     heads = [n for n in range(axis + 1, weights.dim()) if weights.shape[n] > 1]
@@ -129,17 +133,29 @@ def build_edge_matrix(
     places = (receivers * count + senders).view(-1, 1, edge_count).expand(b, h, -1)
 
     def build_matrix(one: Tensor) -> Tensor:
-        of_edges = one.detach().to(dtype).expand(shape).permute(order).reshape(b, h, edge_count)
+        of_edges = one.to(dtype).expand(shape).permute(order).reshape(b, h, edge_count)
         return of_edges.new_zeros(b, h, nodes * count).scatter_add_(2, places, of_edges).view(b, h, nodes, count)
 
-    matrix, picked = build_matrix(weights), values.to(dtype).permute(order).reshape(b, h, edge_count, d)
-    v = picked.new_zeros(b, h, count, d).scatter_(2, senders.view(-1, 1, edge_count, 1).expand(b, h, -1, d), picked)
-    found = EdgeMatrix(matrix, v, order, [*values.shape[:axis], nodes, *values.shape[axis + 1 :]])
+    matrix, picked = build_matrix(weights.detach()), values.to(dtype).permute(order).reshape(b, h, edge_count, d)
+    values_of_senders = gather_first(picked, senders.view(-1, 1, edge_count).expand(b, h, -1), count)
+    order_of_result = [*values.shape[:axis], nodes, *values.shape[axis + 1 :]]
+    found = EdgeMatrix(matrix, values_of_senders, order, order_of_result, lambda: build_matrix(weights))
+    v = values_of_senders.detach()
     eps = max(torch.finfo(values.dtype).eps, torch.finfo(result.dtype).eps)
     bound = eps * (8 + degree) * (matrix.abs() @ v.abs())
     if not bool(((matrix @ v - found.read_context(result.detach())).abs() <= bound).all()):
         raise UnreadableError(f"{GRAPH}, and its weights times the values of these do not give its result")
-    return found if undropped is None else found._replace(weights=build_matrix(undropped))
+    return found if undropped is None else found._replace(weights=build_matrix(undropped.detach()))
+
+
+def gather_first(x: Tensor, places: Tensor, count: int) -> Tensor:
+    """Return entries (b, h, count, d) of which x (b, h, n, d) are copies at their places (b, h, n); 0 where there is none.
+
+    The gradient of an entry is that of one of its copies.
+    """
+    numbers = torch.arange(places.shape[2], device=places.device).expand_as(places)
+    first = numbers.new_full((*places.shape[:2], count), -1).scatter_(2, places, numbers).unsqueeze(-1)
+    return x.gather(2, first.clamp(min=0).expand(-1, -1, -1, x.shape[3])).masked_fill(first < 0, 0)
 
 
 def find_senders(values: Tensor, edge_count: int) -> tuple[Tensor, int]:

@@ -5,6 +5,7 @@ they differ, or the formula is not known, the weights themselves are recorded: t
 queries and keys, which keeps q x k numbers and is exact.
 """
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -34,6 +35,7 @@ from regard.observe.interception.handwritten.tensor_axes import AxisTable, Dims
 from regard.observe.interception.handwritten.traces import Trace
 from regard.observe.interception.handwritten.undivided_contexts import DIVIDED, UNSEEN
 from regard.observe.interception.handwritten.unnormalized_call import LIMIT_BYTES, build_unnormalized_call
+from regard.observe.interception.handwritten.weight_steps import DIFFERENT, UNKNOWN
 from regard.observe.interception.handwritten.windows import multiplies_tokens, name_windows
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
@@ -138,7 +140,7 @@ def read_grouped_call(
     weights = product_call.trace
     assert weights.dims is not None
     if is_picked(weights, table, own):
-        return read_picked_call(product_call, table, groups, value, own), CallAdapter(lambda: result)
+        return read_picked_call(product_call, table, groups, result, value, own, dims)
     v = table.arrange(value, own, (groups.batch, groups.heads, groups.keys, groups.width), shared=1)
     tensor, axes = weights.undropped or (product_call.tensor.detach(), weights.dims)
     matrix = table.arrange(tensor, axes or weights.dims, groups.matrix)
@@ -189,19 +191,25 @@ def weigh_again(product_call: HandwrittenCall, table: AxisTable, groups: Groups,
 
 
 def read_picked_call(
-    product_call: HandwrittenCall, table: AxisTable, groups: Groups, value: Tensor, own: Dims
-) -> AttentionCall:
+    product_call: HandwrittenCall, table: AxisTable, groups: Groups, result: Tensor, value: Tensor, own: Dims, dims: Dims
+) -> tuple[AttentionCall, CallAdapter]:
     """Return the call of weights whose keys queries picked, with gathered values; as they are if the formula differs."""
     weights = product_call.trace
     assert weights.dims is not None
     kernel = f"by hand: {product_call.steps}"
-    tensor, axes = weights.undropped or (product_call.tensor.detach(), weights.dims)
+    tensor, axes = weights.undropped or (product_call.tensor, weights.dims)
     call, matrix = build_picked_call(weights, table, groups, tensor, axes or weights.dims, value, own, kernel)
-    difference = compare_rows(call, matrix, weights.eps, every=True)
+    difference = compare_rows(call, matrix.detach(), weights.eps, every=True)
+    four = (groups.batch, groups.heads, groups.queries, groups.width)
+    adapter = CallAdapter(
+        lambda: result, lambda out: table.arrange(out, dims, four), lambda new, out: table.restore(new, four, dims, out.shape)
+    )
     if difference is None:
-        return call
+        return call, adapter
     assert call.v is not None
-    return store_weights(weights, matrix, call.v, kernel, f"its formula differs from its weights by {difference:.2g}")
+    reason = f"its formula differs from its weights by {difference:.2g}"
+    stored = store_weights(weights, matrix.detach(), call.v, kernel, reason)
+    return stored, make_changeable(adapter, stored, matrix.detach(), weights, lambda: matrix)
 
 
 def read_edge_call(product_call: HandwrittenCall, result: Tensor) -> tuple[AttentionCall, CallAdapter]:
@@ -212,7 +220,31 @@ def read_edge_call(product_call: HandwrittenCall, result: Tensor) -> tuple[Atten
     if not has_unit_rows(found.weights, trace.eps):
         raise UnreadableError(f"{GRAPH}, and the weights of the edges of a node do not sum to 1")
     call = store_weights(trace, found.weights, found.values, kernel, GRAPH)
-    return call, CallAdapter(lambda: result, found.read_context, found.write_context)
+    adapter = CallAdapter(lambda: result, found.read_context, found.write_context)
+    return call, make_changeable(adapter, call, found.weights, trace, found.build)
+
+
+def make_changeable(
+    adapter: CallAdapter, call: AttentionCall, matrix: Tensor, trace: Trace, build: Callable[[], Tensor]
+) -> CallAdapter:
+    """Return the adapter of a call whose weights are a softmax that is stored as it is, and hide keys by their sums.
+
+    `build` returns the weights (b, h, q, k) with gradients.
+    """
+
+    assert call.v is not None
+
+    def hide_keys(visible: Tensor, factor: float) -> Tensor:
+        if factor != 1:
+            raise UnreadableError(UNKNOWN)
+        if trace.undropped is not None:
+            raise UnreadableError(DIFFERENT)
+        left = build().masked_fill(~visible, 0)
+        total = left.sum(-1, keepdim=True)
+        return left / total.masked_fill(total == 0, 1)
+
+    plain = build_plain_call(matrix, call.v, kernel=call.kernel, can_use_cache=call.can_use_cache)
+    return replace(adapter, weights=matrix, plain_call=plain, change_weights=hide_keys)
 
 
 def describe(changes: tuple[str, ...]) -> str:

@@ -9,6 +9,7 @@ from torch import Tensor
 from regard.mechanism.masks import Given
 from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.interception.handwritten.axis_groups import Groups, count_tokens, describe_choice, find_queries, split_heads
+from regard.observe.interception.handwritten.edge_call import gather_first
 from regard.observe.interception.handwritten.score_formula import resolve_form
 from regard.observe.interception.handwritten.tensor_axes import AxisTable, Dims
 from regard.observe.interception.handwritten.traces import PickedKeys, Trace
@@ -37,12 +38,13 @@ def build_picked_call(
     four = (groups.batch, groups.heads, groups.queries, picked.places)
     weights_of_picked = table.arrange(tensor, axes, four)
     index = table.arrange(picked.indices, picked.dims, four).expand(weights_of_picked.shape)
-    values_of_picked = table.arrange(value.detach(), own, (*four, groups.width))
+    values_of_picked = table.arrange(value, own, (*four, groups.width))
     values_of_picked = values_of_picked.expand(*weights_of_picked.shape, -1)
     keys = math.prod(table.get_sizes(table.expand_axes(groups.keys)))
-    flat, where = values_of_picked.flatten(2, 3), index.flatten(2).unsqueeze(-1).expand(-1, -1, -1, values_of_picked.shape[4])
-    v = flat.new_zeros(*flat.shape[:2], keys, flat.shape[3]).scatter_(2, where, flat)
-    if not torch.equal(v.gather(2, where).nan_to_num(), flat.nan_to_num()):
+    flat, where = values_of_picked.flatten(2, 3), index.flatten(2)
+    v = gather_first(flat, where, keys)
+    again = v.detach().gather(2, where.unsqueeze(-1).expand_as(flat))
+    if not torch.equal(again.nan_to_num(), flat.detach().nan_to_num()):
         raise UnreadableError("its keys have values that differ from query to query")
     whole = weights_of_picked.new_zeros(*weights_of_picked.shape[:3], keys)
     matrix = whole.scatter(3, index, weights_of_picked)
