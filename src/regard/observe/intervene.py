@@ -32,6 +32,7 @@ KNOWN_LATE = (
 )
 RECURRENCE = "it is a recurrence ({}), and stays unchanged"
 NO_SCORES = "its weights are stored as they are, and cannot be computed again from scores at another temperature"
+DROPPED = "some of its weights were dropped after its softmax, and changed ones cannot be dropped alike"
 NO_GRADIENT = "its weights are stored as they are, and cannot be computed again with gradients{}"
 SCALED = (
     "what its rows are multiplied by after the product with the values, such as one over the sums of the weights, is that of "
@@ -44,8 +45,8 @@ def intervene(model: nn.Module, *changes: Change) -> Iterator[None]:
     """Change the attention of a model in the context by KnockOut, CutEdges, Temperature and Patch, in the given order.
 
     Calls are intercepted as `record` does, and a recording inside or around the block sees the changed attention. torch's fast
-    path of encoder layers, which returns no context, is off in the block. A change that applied to no call, or to a part of
-    what a layer computes with its weights, is warned of.
+    path of encoder layers, which returns no context, is off in the block, and so are activation checkpoints. A change that
+    applied to no call, or to a part of what a layer computes with its weights, is warned of.
     Raises ConfigError for a compiled model and for arguments that are no changes.
     """
     wrong = [change for change in changes if not isinstance(change, Change)]
@@ -247,6 +248,10 @@ class Intervention:
         found = None
         if call.has_stored_weights:
             found, meant = self.change_stored_call(call, adapter, meant, name, number)
+        elif call.has_dropped_weights:
+            meant = self.leave_out(
+                meant, [one for one in meant if one.change_call(call, name, number) is not call], name, DROPPED
+            )
         for change in meant:
             self.report_applied(change, place)
         self.changed_modules |= {name} if meant else set()
@@ -262,7 +267,7 @@ class Intervention:
                 found = None if own is None else own.compute_context(changed, call, name, number)
                 return compute_context(changed) if found is None else found
 
-            adapter = replace(adapter, run=partial(run_changed, adapter.run, compute, write), read_weights=None)
+            adapter = replace(adapter, run=partial(run_changed, adapter.run, compute, write, call), read_weights=None)
         result = proceed(changed, adapter)
         context = read(result)
         for change in sorted(meant, key=lambda change: not change.computes_context):
@@ -292,10 +297,16 @@ class Intervention:
         result = adapter.run()
         needs_gradient = torch.is_grad_enabled() and isinstance(result, Tensor) and result.requires_grad
         masked = [] if not needs_gradient and reason != DIFFERENT else meant
-        masked = [one for one in masked if one not in scored and one.change_call(call, name, number) is not call]
-        if scored or masked:
-            self.missed[name] = NO_SCORES if scored else NO_GRADIENT.format(f": {reason}" if reason else "")
-        return None, [one for one in meant if one not in scored and one not in masked]
+        masked = [one for one in masked if one.change_call(call, name, number) is not call]
+        meant = self.leave_out(meant, scored, name, NO_SCORES)
+        return None, self.leave_out(meant, masked, name, NO_GRADIENT.format(f": {reason}" if reason else ""))
+
+    def leave_out(self, meant: list[Change], impossible: Sequence[Change], name: str, reason: str) -> list[Change]:
+        """Return changes without those that cannot be made of a layer, and note why."""
+        left = [change for change in meant if change not in impossible]
+        if len(left) < len(meant):
+            self.missed[name] = reason
+        return left
 
     def handle_block(self, block: str, output: Tensor, given: Tensor | None) -> Tensor | None:
         """Return the output (b, t, c) of a block with every patch of it; None if there is none."""
@@ -317,7 +328,10 @@ class Intervention:
             self.applied_changes.append(change)
 
 
-def run_changed(run: Callable[[], Any], compute: Callable[[], Tensor], write: Callable[[Tensor, Any], Any]) -> Any:
-    """Run a kernel and return its result with a computed context in place of its own."""
-    result = run()
+def run_changed(
+    run: Callable[[], Any], compute: Callable[[], Tensor], write: Callable[[Tensor, Any], Any], call: AttentionCall
+) -> Any:
+    """Run a kernel and return its result with a computed context in place of its own, of which the same weights are dropped."""
+    with torch.random.fork_rng([call.q.device] if call.q.is_cuda else [], enabled=bool(call.dropout)):
+        result = run()
     return write(compute(), result)

@@ -47,6 +47,7 @@ class AttentionCall(CallArguments):
     kernel: str
     k: Tensor  # (b, g, k, d)
     dropout: float = 0.0
+    has_dropped_weights: bool = False  # whether the caller's own code has dropped some of its weights
     module: nn.Module | None = None  # the caller, if known
     is_cross: bool | None = None  # whether it is cross attention, if the kernel determines it
     has_separate_sources: bool | None = None  # whether q and k were made from different tensors, if that was observed

@@ -171,6 +171,7 @@ def read_grouped_call(
                 adapter.places = table.restore(places, four, dims, result.shape)
         return other, adapter
 
+    call.has_dropped_weights = weights.undropped is not None
     adapter = CallAdapter(lambda: result, read_context, write_context, is_reversible=total is None, weights=matrix)
     if call.has_stored_weights:
         adapter.change_weights = change
@@ -199,6 +200,7 @@ def read_picked_call(
     kernel = f"by hand: {product_call.steps}"
     tensor, axes = weights.undropped or (product_call.tensor, weights.dims)
     call, matrix = build_picked_call(weights, table, groups, tensor, axes or weights.dims, value, own, kernel)
+    call.has_dropped_weights = weights.undropped is not None
     difference = compare_rows(call, matrix.detach(), weights.eps, every=True)
     four = (groups.batch, groups.heads, groups.queries, groups.width)
     adapter = CallAdapter(
