@@ -1,11 +1,12 @@
 import pytest
 import torch
 from torch import nn
-from transformers import GPTNeoConfig, GPTNeoForCausalLM
+from transformers import EncoderDecoderCache, GPTNeoConfig, GPTNeoForCausalLM, StaticCache
 
 from observe.models import CACHE, WINDOW, WORDS, bart, gpt2, llama, mistral, words
 from observe.recording_checks import EQUAL
 from regard import Causal, ConfigError, Given
+from regard.models.recurrent import RecurrentTranslator
 from regard.observe import record
 from regard.observe.attention_changes import CutEdges, KnockOut, Patch, Temperature
 from regard.observe.intervene import intervene
@@ -206,6 +207,35 @@ def test_cross_attention_is_changed_by_its_kind():
     assert not recording.map(2, kind="cross").dense()[..., 3].any()
     assert recording.map(2, kind="self").dense()[:, :, 4, 3].all()
     assert recording.map(1, part="encoder").dense()[..., 3].all()
+
+
+@pytest.mark.parametrize("static", [False, True], ids=["growing cache", "static cache"])
+@pytest.mark.parametrize("queries", [3, [1, 4], slice(2, 4)], ids=str)
+def test_edges_of_cross_attention_are_cut_by_position_while_a_cache_grows(queries, static):
+    model, tokens, written = bart(), words(2, 9), words(2, 6)
+    caches = [StaticCache(model.config, max_cache_len=n) for n in (8, 9)]
+    cache = EncoderDecoderCache(*caches) if static else None
+    with intervene(model, CutEdges(queries, [1, 2], kind="cross", head=[0, 3])), torch.no_grad():
+        encoded = model.get_encoder()(tokens)
+        expected = model(encoder_outputs=encoded, decoder_input_ids=written).logits
+        found = []
+        for part in (written[:, :2], *written[:, 2:].split(1, 1)):
+            step = model(encoder_outputs=encoded, decoder_input_ids=part, use_cache=True, **{CACHE: cache})
+            cache = getattr(step, CACHE)
+            found.append(step.logits)
+    torch.testing.assert_close(torch.cat(found, 1), expected, **KEPT)
+
+
+def test_positions_of_the_steps_of_a_decoder_are_refused():
+    translator = RecurrentTranslator("additive", vocabulary=50, width=8, hidden=8)
+    with pytest.raises(ConfigError, match="the position of a step is not known"):
+        cut_and_translate(translator, CutEdges(queries=1, keys=0, kind="cross"))
+    cut_and_translate(translator, CutEdges(keys=0, kind="cross"))
+
+
+def cut_and_translate(translator, change):
+    with intervene(translator, change):
+        return translator(torch.tensor([[9, 14, 21, 3]]), [4], torch.tensor([[3, 30, 41]]))
 
 
 def test_gradients_flow_through_what_was_changed():

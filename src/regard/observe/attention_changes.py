@@ -128,6 +128,8 @@ class KnockOut(Change):
                 f"by={self.by!r} replaces a head's context by that of other rows of the batch, but the DTensors of {name} are "
                 "split along the batch: pass source=, a recording of other inputs on this rank."
             )
+        if self.source is not None and self.by == "resample":
+            refuse_steps(call, name)
         past = locate_tokens(call, self.kind).past if self.source is not None else 0
         return torch.where(chosen.view(-1, 1, 1), self.make_replacement(context, name, number, call.visit, past), context)
 
@@ -173,6 +175,8 @@ class CutEdges(Change):
     keys: Places = None
 
     def change_call(self, call: AttentionCall, name: str, number: int) -> AttentionCall:
+        if self.queries is not None:
+            refuse_steps(call, name)
         q, k, (past, first, total) = call.q.shape[2], call.k.shape[2], locate_tokens(call, self.kind)
         rows = mark_positions(self.queries, past + q, "queries")[past:].view(1, 1, -1, 1)
         columns = functional.pad(mark_positions(self.keys, total, "keys")[first:], (0, k - (total - first))).view(1, 1, 1, -1)
@@ -285,6 +289,15 @@ class Patch(Change):
         """Return the path of the block whose output was recorded as the residual stream after a layer, or None."""
         layer = find_recorded_layer(self.recording.last, name, number, "self", visit)
         return self.recording.last.find_histories(layer, "self", None)[0].block
+
+
+def refuse_steps(call: AttentionCall, name: str) -> None:
+    """Raise ConfigError if a call is a step of a decoder, whose place in the sequence is not known."""
+    if call.is_stepwise and call.q.shape[2] == 1:
+        raise ConfigError(
+            f"{name} attends once for each step of a decoder, and the position of a step is not known: leave queries out, or "
+            "use by='zero' or 'mean'."
+        )
 
 
 def name_layer(names: Sequence[str], number: int) -> int | str:

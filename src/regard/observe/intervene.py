@@ -90,12 +90,14 @@ class Intervention:
         self.second_products: dict[str, str] = {}  # of weights with other values, by the module, in words
         self.missed: dict[str, str] = {}  # why calls stay unchanged, by the module that made them
         self.layer_numbers = LayerNumbers(self.names)
+        self.queries = 0, 0  # of the last self-attention in this forward: their number, and the tokens before them
         self.numbered: dict[Change, LayerPlace] = {}  # the layer that the number of a change meant
         self.numbers: dict[tuple[str, str, int], set[int | None]] = {}  # of layers, by kind, module and visit
 
     def start_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Start a forward, which numbers its layers."""
         self.layer_numbers.start_forward(self.names[id(module)])
+        self.queries = 0, 0
 
     def select_targets(self, place: LayerPlace, kind: str) -> list[Change]:
         """Return the changes of a layer, without patches of the residual stream.
@@ -232,10 +234,13 @@ class Intervention:
         place = self.layer_numbers.find_place(name, kind, is_step)
         if kind == "self" and self.residual_patches:
             self.layers[name] = place, locate_tokens(call, kind).past
+        if kind == "self" and any(change.kind == "cross" for change in self.requested_changes):
+            self.queries = call.q.shape[2], locate_tokens(call, kind).past
         meant, number = self.select_targets(place, kind), place.number_in_part
         if not meant:
             return proceed(call, adapter)
-        call = replace(call, visit=None if is_step else place.visit)
+        past = self.queries[1] if kind == "cross" and self.queries[0] == call.q.shape[2] else 0
+        call = replace(call, visit=None if is_step else place.visit, past=past)
         whole = [type(change).__name__ for change in meant if not change.can_change_parts]
         if call.rank_part is not None and whole:
             raise ConfigError(f"{whole[0]} needs all heads of {name}, but they are DTensors, of which this rank has a part.")

@@ -34,7 +34,7 @@ def locate_tokens(call: AttentionCall, kind: str) -> TokenPositions:
     """
     q, k = call.q.shape[2], call.k.shape[2]
     if kind == "cross" or not call.can_use_cache:
-        return TokenPositions(0, 0, k)
+        return TokenPositions(call.past, 0, k)
     end = find_visible_end(call.mask, q, k, call.offset) if k > q else k
     total = max(count_cached_tokens(STATE.frames) or 0, end)
     return TokenPositions(max(total - q, 0), total - end, total)
