@@ -187,6 +187,8 @@ class HandwrittenTracker(ProductTracker):
                 size = results[0].numel() if name in JOINS else max(one.size for _, one in traced)
                 has_edits = any(one.has_edits for _, one in traced)
                 trace = trace._replace(pairs=pairs, roots=join_roots(traced), size=size, has_edits=has_edits)
+            if role is Role.CONVOLUTION and strip_affixes(name) == "conv1d" and args[1].shape[2] == 1:
+                self.miss_memories(frames, x, -2, name, results[0])
             may_be_read = trace.form is not None and (trace.form.has_running_sum or (others and trace.kind is TraceKind.SCORES))
             if role is Role.MULTIPLY and trace.kind is TraceKind.WEIGHTS and not trace.pairs and others:
                 self.gated_sums.add_weighted(name, args, results[0])
@@ -251,6 +253,8 @@ class HandwrittenTracker(ProductTracker):
                 self.start_scores(frames, y, pair)
                 return
         trace = next((one for _, one in settle_all(self, self.find_all([x]))), None)
+        if trace is not None and isinstance(child, nn.Linear | nn.Conv1d) and child.weight[0, 0].numel() == 1:
+            self.miss_memories(frames, x, -1 if isinstance(child, nn.Linear) else -2, type(child).__name__, y)
         if trace is not None and trace.kind is TraceKind.WEIGHTED and next(child.parameters(), None) is not None:
             return  # weighted values that a layer transforms are not summed over the keys
         if trace is not None and is_head_mixing(x, y, list(child.parameters())):

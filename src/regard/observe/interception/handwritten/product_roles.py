@@ -4,6 +4,7 @@ import math
 import weakref
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from regard.observe.interception.function_roles import strip_affixes
@@ -30,6 +31,9 @@ from regard.observe.interception.handwritten.tensor_axes import Dims
 from regard.observe.interception.handwritten.traces import Trace, Traced, TraceKind, Traces
 from regard.observe.interception.handwritten.windows import reads_windows
 from regard.observe.interception.provenance import JOINS, TOKEN, ModuleFrame
+
+NORM_EPSILON = 1e-3  # that a layer may add to the sums that it divides by, relative to these
+ROUNDINGS = 64  # of a sum of weights
 
 
 def is_attention_product(
@@ -135,6 +139,19 @@ def sums_softmax(traces: Traces, x: Tensor, trace: Trace, product: LabelledProdu
     if trace.keys is None or trace.dims is None or product is None:
         return None
     return find_summed_axes(traces, trace.dims, x, product) == set(traces.table.expand_axes(trace.keys))
+
+
+def is_normalized_twice(traces: Traces, x: Tensor, trace: Trace, dim: int) -> bool:
+    """Return whether weights are a softmax over one dimension that was then divided by its sums over another, `dim`.
+
+    External attention normalizes so before it multiplies memories that all inputs share. https://arxiv.org/abs/2105.02358
+    """
+    if trace.kind is not TraceKind.WEIGHTS or trace.keys is None or trace.dims is None or not x.numel() or x.shape[dim] < 2:
+        return False
+    if {*traces.table.expand_axes(trace.keys)} & {*traces.table.expand_axes(trace.dims[dim])}:
+        return False
+    total, eps = x.detach().sum(dim), torch.finfo(x.dtype).eps
+    return bool(((total - 1).abs() <= ROUNDINGS * eps + NORM_EPSILON).all())
 
 
 def is_score_matrix(traces: Traces, frame: ModuleFrame, x: Tensor) -> bool:

@@ -26,7 +26,7 @@ from regard.observe.interception.handwritten.labelled_product import (
     separate_factors,
 )
 from regard.observe.interception.handwritten.linear_attention import ChainRoles
-from regard.observe.interception.handwritten.linear_contexts import LinearContexts
+from regard.observe.interception.handwritten.linear_contexts import FoundCall, LinearContexts
 from regard.observe.interception.handwritten.linear_scores import (
     CHAINED,
     CHUNKS,
@@ -39,6 +39,7 @@ from regard.observe.interception.handwritten.pair_loops import divides_by_loop
 from regard.observe.interception.handwritten.product_roles import (
     is_attention_product,
     is_factor,
+    is_normalized_twice,
     is_product_of_masked_scores,
     is_score_matrix,
     is_sum_of_heads,
@@ -52,6 +53,11 @@ from regard.observe.interception.handwritten.product_roles import (
 from regard.observe.interception.handwritten.traces import Trace, TraceKind, join_roots
 from regard.observe.interception.handwritten.weight_tracker import WeightTracker
 from regard.observe.interception.provenance import ModuleFrame
+
+MEMORIES = (
+    "it is external attention, whose weights are a softmax over the tokens that is divided by its sums over memories, values "
+    "that all inputs share and that are no tokens"
+)
 
 
 class ProductTracker(WeightTracker):
@@ -98,6 +104,8 @@ class ProductTracker(WeightTracker):
             learned = any(isinstance(v, nn.Parameter) for v in others)
             if trace.kind is TraceKind.WEIGHTED and (trace.pairs or trace.shared) and not learned:
                 return self.complete_call(trace, x, None, "mul", name)  # with ones
+            if learned and product is not None and len(summed := find_summed_dims(product, x)) == 1:
+                self.miss_memories(frames, x, summed[0], name, y)
             undecided = trace.kind is TraceKind.SCORES and trace.pairs
             undecided = undecided and not any(is_score_matrix(self, frames[-1], v) for v in others)
             if undecided and any(is_value(self, frames[-1], v, trace) for v in others):
@@ -146,6 +154,15 @@ class ProductTracker(WeightTracker):
         elif token_operands and y.numel() < token_operands[0].numel():
             self.follow_features(frames, token_operands[0], y)
         return None
+
+    def miss_memories(self, frames: list[ModuleFrame], x: Tensor, dim: int, name: str, y: Tensor) -> None:
+        """Report y, the product of x with learned values over a dimension, if x are the weights of external attention."""
+        trace = self.find(x)
+        if trace is not None and is_normalized_twice(self, x, trace, dim):
+            kernel = f"by hand: {trace.function} and {strip_affixes(name)}"
+            own = [one for one in frames if not type(one.module).__module__.startswith("torch.nn.modules.")]
+            frame = weakref.ref((own or frames)[-1])
+            self.linear.found.append(FoundCall(frame, kernel, None, MEMORIES, output=weakref.ref(y)))
 
     def follow_linear_scores(
         self,
@@ -250,6 +267,12 @@ class ProductTracker(WeightTracker):
             return None  # a weight, which the loop multiplies with a value
         trace = self.traces.pop(id(y))
         return HandwrittenCall(f"exp and {core}", trace, y, None, 0, quotient=quotient)
+
+
+def find_summed_dims(product: LabelledProduct, x: Tensor) -> list[int]:
+    """Return the dimensions of an operand x that a product sums."""
+    labels = product.labels[product.find_place(x)]
+    return [n for n, label in enumerate(labels) if label not in product.result]
 
 
 def is_square_of_one_hot(frame: ModuleFrame, operands: list[Tensor], y: Tensor) -> bool:
