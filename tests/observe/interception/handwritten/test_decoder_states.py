@@ -1,4 +1,4 @@
-"""Decoders with additive attention whose state begins as zeros: the first step is a row of the map like any other."""
+"""Decoders whose state begins as zeros: the first step is a row of the map like any other."""
 
 import pytest
 import torch
@@ -40,6 +40,34 @@ def test_the_first_step_of_a_decoder_whose_state_is_zeros_is_recorded(start):
     torch.testing.assert_close(found.squeeze(1), decoder.weights, rtol=0, atol=EQUAL)
 
 
+class DotDecoder(nn.Module):
+    """Words that a state predicts one by one, with scores that are products. https://arxiv.org/abs/1508.04025"""
+
+    def __init__(self, start: str) -> None:
+        super().__init__()
+        self.keys, self.cell, self.start, self.weights = nn.Linear(C, C), nn.GRUCell(C, C), start, torch.empty(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = (torch.zeros_like(x[:, 0]) if self.start == "zeros_like" else torch.zeros(len(x), C)).to(x.dtype)
+        keys, rows, states = self.keys(x), [], []
+        for _ in range(STEPS):
+            product = torch.bmm(keys, state.unsqueeze(2)).squeeze(2)
+            scores = torch.einsum("bkd,bd->bk", keys, state) if self.start == "einsum" else product
+            rows.append(scores.softmax(-1))
+            state = self.cell(torch.bmm(rows[-1].unsqueeze(1), x).squeeze(1), state)
+            states.append(state)
+        self.weights = torch.stack(rows, 1).detach()
+        return torch.stack(states, 1)
+
+
+@pytest.mark.parametrize("start", ["zeros", "zeros_like", "einsum"])
+def test_the_first_step_of_a_decoder_with_products_is_recorded(start):
+    decoder = DotDecoder(start).double()
+    recording, _ = record_and_compare(nn.Sequential(decoder), lambda m: m(torch.randn(B, S, C, dtype=torch.float64)))
+    assert len(recording.calls) == STEPS
+    torch.testing.assert_close(recording.map(0).dense().squeeze(1), decoder.weights, rtol=0, atol=EQUAL)
+
+
 class Pooling(nn.Module):
     """One row of weights by a learned vector of context, which is pooling."""
 
@@ -55,4 +83,20 @@ class Pooling(nn.Module):
 
 def test_pooling_by_a_learned_vector_is_no_attention():
     recording, _ = record_and_compare(nn.Sequential(Pooling()), lambda m: m(torch.randn(B, S, C)))
+    assert not recording.calls
+
+
+class ZeroQuery(nn.Module):
+    """Pooling by products with a learned vector that begins as zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys, self.context = nn.Linear(C, C), nn.Parameter(torch.zeros(C))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.bmm((self.keys(x) @ self.context).softmax(-1).unsqueeze(1), x).squeeze(1)
+
+
+def test_pooling_by_a_learned_vector_of_zeros_is_no_attention():
+    recording, _ = record_and_compare(nn.Sequential(ZeroQuery()), lambda m: m(torch.randn(B, S, C)))
     assert not recording.calls

@@ -52,7 +52,7 @@ from regard.observe.interception.handwritten.product_roles import (
 )
 from regard.observe.interception.handwritten.traces import Trace, TraceKind, join_roots
 from regard.observe.interception.handwritten.weight_tracker import WeightTracker
-from regard.observe.interception.provenance import ModuleFrame
+from regard.observe.interception.provenance import CONSTANT, ModuleFrame
 
 MEMORIES = (
     "it is external attention, whose weights are a softmax over the tokens that is divided by its sums over memories, values "
@@ -129,6 +129,8 @@ class ProductTracker(WeightTracker):
         if self.has_exponentials and not traced and product is not None and self.tables.add(frames[-1], product, y):
             return None
         token_operands = [x for x in operands if has_tokens(frames[-1], x)]
+        if len(token_operands) == 1 < len(operands) and role is Role.PRODUCT and is_first_state(frames[-1], operands):
+            token_operands = operands
         if self.has_one_hot and sum(is_one_hot(frames[-1], weakref.ref(x)) for x in token_operands) == 1 < len(token_operands):
             call = self.follow_edges(frames[-1], name, args, kwargs, token_operands)
             if call is not None or not is_square_of_one_hot(frames[-1], token_operands, y):
@@ -267,6 +269,12 @@ class ProductTracker(WeightTracker):
             return None  # a weight, which the loop multiplies with a value
         trace = self.traces.pop(id(y))
         return HandwrittenCall(f"exp and {core}", trace, y, None, 0, quotient=quotient)
+
+
+def is_first_state(frame: ModuleFrame, operands: list[Tensor]) -> bool:
+    """Return whether one of two operands is a state of zeros, from which a decoder starts, of one query for each row."""
+    zeros = [x for x in operands if frame.find_contents(weakref.ref(x)) == CONSTANT and not isinstance(x, nn.Parameter)]
+    return len(operands) == 2 and len(zeros) == 1 and zeros[0].is_floating_point() and not bool(zeros[0].any())
 
 
 def find_summed_dims(product: LabelledProduct, x: Tensor) -> list[int]:
