@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regard import AttentionMap, Causal
+from regard.map.compressed_bias import compress_bias
 from regard.map.distance_products import DistanceProducts, DistanceTerm
-from regard.map.relative_bias import compress_bias
 
 B, H, Q, K, D, N = 2, 3, 41, 53, 5, 11
 DOUBLE = torch.float64
@@ -181,3 +181,20 @@ def test_a_map_with_products_is_that_of_the_whole_bias(dtype, lengths):
         assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max().clamp(min=1)
     assert found.certificate().error <= tolerance
     assert torch.equal(found.top(3)[1], expected.top(3)[1])
+
+
+@pytest.mark.parametrize("first", [-2, 1, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+def test_a_bias_of_a_few_distances_is_stored_by_its_entries_at_these(dtype, first):
+    width, distances = 3, torch.arange(K) - torch.arange(Q).unsqueeze(-1)
+    whole = torch.randn(B, H, Q, K, generator=torch.Generator().manual_seed(3), dtype=DOUBLE).to(dtype)
+    whole = whole.masked_fill((distances < first) | (distances >= first + width), 0)
+    bias = compress_bias(whole)
+    assert isinstance(bias, DistanceProducts)
+    assert torch.equal(bias.to_dense(), whole)
+    assert bias.nbytes <= B * H * Q * width * whole.element_size() + (width + 1) * width * 8 + (Q + K) * 8
+    for place in ((0, 0, 0, K - 1), (1, 2, Q - 1, 0), (0, 1, 17, 41)):
+        for other in (1.0, torch.nan, torch.inf):
+            changed = whole.clone()
+            changed[place] = other
+            assert compress_bias(changed) is changed

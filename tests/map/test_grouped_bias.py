@@ -9,8 +9,8 @@ from torch import Tensor
 
 from map.test_distance_products import are_close
 from regard import AttentionMap, Padding
+from regard.map.compressed_bias import compress_bias
 from regard.map.grouped_bias import GroupedBias
-from regard.map.relative_bias import compress_bias
 
 B, H, Q, D = 2, 3, 41, 5
 ROWS, COLUMNS = 7, 13

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard import AttentionMap, Causal, Padding
+from regard.map.compressed_bias import compress_bias
 from regard.map.hiding_bias import find_hiding_bias
-from regard.map.relative_bias import RelativeBias, compress_bias
+from regard.map.relative_bias import RelativeBias
 
 B, H, Q, K, D = 2, 3, 11, 13, 5
 SMALLEST = torch.finfo(torch.float32).min

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from regard import AttentionMap, Causal
-from regard.map.relative_bias import RelativeBias, compress_bias
+from regard.map.compressed_bias import compress_bias
+from regard.map.relative_bias import RelativeBias
 
 B, H, Q, K, D = 2, 3, 41, 53, 5
 

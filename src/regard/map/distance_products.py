@@ -17,6 +17,7 @@ from regard.map.relative_bias import RelativeBias
 from regard.mechanism.request import disable_autocast
 from regard.mechanism.scores import score_dtype
 
+SMALLER = 4  # times as many keys as distances at which it is not 0 must a bias have
 ROWS = 128  # tokens whose products with distances are computed at a time
 PAIR_NUMBERS = 2**22  # numbers of vectors that are multiplied at a time where single entries are read
 DENSE = 4  # times as many entries as are read may a block have that is computed for them
@@ -200,6 +201,32 @@ class DistanceProducts(ComputedBias):
 
 
 define_entrywise(DistanceProducts)
+
+
+def find_band(bias: Tensor) -> DistanceProducts | None:
+    """Return a bias (..., q, k) that is 0 but at a few distances by its entries at these; None if it is another one.
+
+    So are the relative positions of VITS, of keys in a window. The vectors are the entries, and the table picks them.
+    """
+    queries, keys = bias.shape[-2:]
+    if score_dtype(bias.dtype) != bias.dtype or not bias.numel() or bias[..., 0, -1].any() or bias[..., -1, 0].any():
+        return None
+    if queries < SMALLER or SMALLER * int(bias[..., queries // 2, :].count_nonzero()) > keys * bias[..., 0, 0].numel():
+        return None
+    rows, columns = bias.reshape(-1, queries, keys).ne(0).any(0).nonzero(as_tuple=True)
+    first, last = (int(one) for one in (columns - rows).aminmax()) if len(rows) else (0, 0)
+    width = last - first + 1
+    if SMALLER * width > keys:
+        return None
+    places = torch.arange(queries, device=bias.device).unsqueeze(-1) + torch.arange(first, last + 1, device=bias.device)
+    entries = bias.gather(-1, places.clamp(0, keys - 1).expand(*bias.shape[:-1], width))
+    entries = entries.masked_fill((places < 0) | (places >= keys), 0)
+    if not bool(entries.isfinite().all()):
+        return None
+    table = torch.eye(width + 1, width, dtype=bias.dtype, device=bias.device)  # whose last row is 0
+    index = torch.arange(queries + keys - 1, device=bias.device) - (queries - 1) - first
+    index = index.where((index >= 0) & (index < width), width)
+    return DistanceProducts((DistanceTerm(entries, table.expand(*bias.shape[:-2], -1, -1), index),))
 
 
 def multiply_distances(vectors: Tensor, table: Tensor, index: Tensor, others: int) -> Tensor:

@@ -90,12 +90,12 @@ def add_groups(parts: Iterator[Tensor]) -> Tensor:
     return total
 
 
-def group_keys(bias: Tensor) -> Tensor:
-    """Return a bias (..., q, k) as a GroupedBias if its entries are those of few groups of keys, else as it is."""
-    if isinstance(bias, ComputedBias) or bias.dtype not in PRECISE or not bias.numel() or bias.shape[-2] < SMALLER:
-        return bias
+def group_keys(bias: Tensor) -> GroupedBias | None:
+    """Return a bias (..., q, k) by the groups of its keys; None if there are too many groups."""
+    if bias.dtype not in PRECISE or not bias.numel() or bias.shape[-2] < SMALLER:
+        return None
     found = find_equal_columns(bias)
-    return bias if found is None and (found := find_image(bias)) is None else found
+    return find_image(bias) if found is None else found
 
 
 def find_equal_columns(bias: Tensor) -> GroupedBias | None:

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from regard.map.computed_bias import ENTRYWISE, ComputedBias, MatrixIndex
-from regard.map.grouped_bias import group_keys
 
 SMALLER = 4  # times as many entries as its diagonals must a bias have
 
@@ -76,16 +75,11 @@ for name in ENTRYWISE:
     setattr(RelativeBias, name, apply_to_diagonals(name))
 
 
-def compress_bias(bias: Tensor) -> Tensor:
-    """Return a bias (..., q, k) that is stored whole as a RelativeBias if it is equal along every diagonal.
-
-    As a GroupedBias if its entries are those of groups of keys, else as it is.
-    """
+def find_diagonals(bias: Tensor) -> RelativeBias | None:
+    """Return a bias (..., q, k) by its diagonals; None if it is not equal along every one, or too small."""
     queries, keys = bias.shape[-2:]
-    if isinstance(bias, ComputedBias):
-        return bias
     if queries * keys < SMALLER * (queries + keys) or not is_relative(bias):
-        return group_keys(bias)
+        return None
     return RelativeBias(torch.cat([bias[..., 1:, 0].flip(-1), bias[..., 0, :]], -1), queries)
 
 

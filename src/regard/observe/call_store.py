@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from regard.map.relative_bias import compress_bias
+from regard.map.compressed_bias import compress_bias
 from regard.mechanism.request import autocast_tensor, is_autocast_on
 from regard.mechanism.scores import default_scale, score_dtype
 from regard.observe.call_graph import CallGraph

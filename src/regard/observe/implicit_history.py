@@ -9,10 +9,10 @@ from torch import Tensor
 
 from regard.errors import ConfigError
 from regard.map import factors
+from regard.map.compressed_bias import compress_bias
 from regard.map.convolution import Convolution
 from regard.map.implicit_map import ImplicitMap, Mechanism, SampledOutputs
 from regard.map.linear_recurrence import LinearRecurrence
-from regard.map.relative_bias import compress_bias
 from regard.map.scored_matrix import ScoredMatrix
 from regard.map.stored_matrix import JoinedMatrices, StoredMatrix
 from regard.observe.call_graph import OutputGraph

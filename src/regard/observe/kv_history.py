@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.errors import ConfigError, TooLargeError
 from regard.map import AttentionMap, DifferentiableMap
-from regard.map.relative_bias import compress_bias
+from regard.map.compressed_bias import compress_bias
 from regard.mechanism.mask_algebra import EVERYTHING, Mask
 from regard.mechanism.masks import Causal, Documents, Given, Window
 from regard.mechanism.scores import default_scale, score_dtype

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError
-from regard.map.relative_bias import compress_bias
+from regard.map.compressed_bias import compress_bias
 from regard.mechanism.arguments import check_instance
 from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.masks import Given

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import regard
@@ -23,6 +24,7 @@ class Relative(nn.Module):
         self.project, self.table = nn.Linear(H * D, 3 * H * D), nn.Embedding(2 * REACH + 1, D)
         self.positions = nn.Linear(H * D, H * D)
         self.u = nn.Parameter(torch.randn(H, 1, D))
+        self.window = nn.Parameter(torch.randn(5, D))
 
     def forward(self, x: Tensor) -> Tensor:
         t = x.shape[1]
@@ -90,6 +92,13 @@ class Relative(nn.Module):
         of_keys = torch.einsum("bhkd,qkd->bhqk", k, embedded)
         return (q @ k.mT + of_queries + of_keys) / D**0.5
 
+    def windowed(self, q: Tensor, k: Tensor, t: int) -> Tensor:
+        """VITS's: products with bare parameters of the distances in a window, shifted as Conformer's, and 0 beside it."""
+        table = F.pad(self.window, (0, 0, t - 3, t - 3))
+        of_positions = F.pad(q @ table.mT, (0, 1)).flatten(2)
+        x = F.pad(of_positions, (0, t - 1)).view(B, H, t + 1, 2 * t - 1)[:, :, :t, t - 1 :]
+        return (q @ k.mT + x) / D**0.5
+
     def shuffled(self, q: Tensor, k: Tensor, t: int) -> Tensor:
         """An index that depends on more than the distance."""
         places = torch.randperm(t, generator=torch.Generator().manual_seed(t))
@@ -98,7 +107,7 @@ class Relative(nn.Module):
 
 
 MASKS = ["none", "causal", "padded"]
-FORMS = ["gathered", "of keys alone", "shifted", "padded", "picked before", "picked for both"]
+FORMS = ["gathered", "of keys alone", "shifted", "padded", "picked before", "picked for both", "windowed"]
 
 
 @pytest.mark.parametrize(("form", "mask"), [*itertools.product(FORMS, MASKS), ("shifted below", "causal")])
@@ -127,7 +136,7 @@ def test_selected_heads_have_their_terms(form, in_float64):
     torch.manual_seed(7)
     model = nn.Sequential(Relative(form, "causal"))
     with torch.no_grad(), record(model, heads=[2, 0]) as recording:
-        model(torch.randn(B, 19, H * D))
+        model(torch.randn(B, 23, H * D))
     torch.testing.assert_close(recording.map(0).dense(), model[0].weights[:, [2, 0]], rtol=0, atol=EQUAL)
     assert isinstance(recording.map(0).planes.request.bias, DistanceProducts)
 

@@ -222,6 +222,8 @@ def add_terms(terms: list[RelativeTerm], bias: Tensor | None, shape: tuple[int, 
     if not terms:
         return bias
     own = tuple(one.term for one in terms)
+    if isinstance(bias, DistanceProducts):
+        own, bias = own + bias.terms, bias.rest
     if bias is None or isinstance(bias, ComputedBias) or min(bias.shape[2:]) == 1:
         return DistanceProducts(own, bias).expand(shape)
     return DistanceProducts(own).to_dense() + bias

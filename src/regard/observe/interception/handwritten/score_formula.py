@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.map.compressed_bias import compress_bias
 from regard.map.computed_bias import ComputedBias
 from regard.map.distance_products import DistanceProducts
-from regard.map.relative_bias import compress_bias, is_relative
+from regard.map.relative_bias import is_relative
 from regard.mechanism.mask_algebra import EVERYTHING
 from regard.mechanism.scores import score_dtype
 from regard.observe.interception.attention_call import AttentionCall
