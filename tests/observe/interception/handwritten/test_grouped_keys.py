@@ -1,4 +1,4 @@
-"""Biases of the rows and columns of images, and of segments, are stored by a number for each query and group of keys."""
+"""Biases of image rows and columns, and of segments, are stored by numbers of groups of keys, and decays by one of each key."""
 
 import pytest
 import torch
@@ -103,3 +103,57 @@ def test_segments_take_memory_that_grows_with_the_length(has_distances, in_float
         assert not recording.notes
         assert not recording.missed
     assert kept[1] <= 2 * kept[0] + 8 * (H * D + 1)
+
+
+class Forgetting(nn.Module):
+    """Scores with decays that are added up from each key to its query. https://arxiv.org/abs/2503.02130"""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form, self.project, self.gate = form, nn.Linear(H * D, 3 * H * D), nn.Linear(H * D, H)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.project(x).unflatten(-1, (3, H, D)).permute(2, 0, 3, 1, 4)
+        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        total = F.logsigmoid(self.gate(x)).mT.cumsum(-1)
+        decay, scores = total.unsqueeze(-1) - total.unsqueeze(-2), q @ k.mT / D**0.5
+        if self.form == "hidden before":
+            self.weights = (scores + decay.masked_fill(later, -torch.inf)).softmax(-1)
+        else:
+            self.weights = (scores + decay).masked_fill(later, -torch.inf).softmax(-1)
+        return (self.weights @ v).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("form", ["hidden before", "hidden after"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_decays_that_are_added_up_are_stored_by_key(form, dtype):
+    torch.manual_seed(7)
+    model, kept = nn.Sequential(Forgetting(form)).to(dtype), []
+    for t in (37, 74):
+        with torch.no_grad(), record(model) as recording:
+            model(torch.randn(B, t, H * D, dtype=dtype))
+        bias = recording.map(0).planes.request.bias
+        assert bias.shape == (B, H, 1, t)
+        torch.testing.assert_close(recording.map(0).dense(), model[0].weights, rtol=0, atol=64 * torch.finfo(dtype).eps)
+        kept.append(recording.map(0).nbytes)
+        assert not recording.notes
+    assert kept[1] == 2 * kept[0]
+
+
+def test_decays_of_each_pair_are_stored_as_they_are(in_float64):
+    class Apart(Forgetting):
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.project(x).unflatten(-1, (3, H, D)).permute(2, 0, 3, 1, 4)
+            bias = self.gate(x).mT.cumsum(-1)
+            bias = (
+                bias.unsqueeze(-1) - bias.unsqueeze(-2) + torch.arange(x.shape[1]).sin().outer(torch.arange(x.shape[1]).cos())
+            )
+            self.weights = (q @ k.mT + bias).softmax(-1)
+            return (self.weights @ v).transpose(1, 2).flatten(2)
+
+    torch.manual_seed(7)
+    model = nn.Sequential(Apart("apart"))
+    with torch.no_grad(), record(model) as recording:
+        model(torch.randn(B, 37, H * D))
+    torch.testing.assert_close(recording.map(0).dense(), model[0].weights, rtol=0, atol=EQUAL)
+    assert ["is stored as it is" in note for note in recording.notes] == [True]

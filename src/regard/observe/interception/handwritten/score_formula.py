@@ -29,6 +29,7 @@ from regard.observe.interception.thread_state import STATE, infer_once
 from regard.observe.mask_inference import infer_rule, infer_rule_with_bias
 
 FILLED = -1e3  # a larger number that is filled in or added does not hide a key
+ROUNDING = 4  # times the rounding of the largest entry, by which the shift of a row may differ from key to key
 UNDERFLOW = 120.0  # below the largest score, a weight is 0 in float32
 ADDED = (
     "it adds a boolean mask to its scores, which raises those of the keys that the mask shows by 1 and hides none: keys that "
@@ -310,7 +311,7 @@ def join_rules(parts: ScoreParts, low: float, q: Tensor, k: Tensor) -> Any:
     mask = None if added is None else build_additive_mask(added, added <= low)
     if bias is None:
         return (EVERYTHING, 0, None) if mask is None else infer_rule(mask, q, k)
-    bias = reduce_to_keys(bias.to(score_dtype(bias.dtype))).clone()
+    bias = reduce_to_keys(bias.to(score_dtype(bias.dtype)), None if added is None else added <= low).clone()
     return infer_rule_with_bias(mask, False, compress_bias(bias), q, k)
 
 
@@ -341,10 +342,23 @@ def build_additive_mask(added: Tensor, hidden: Tensor) -> Tensor:
     return mask.masked_fill_(blind & (added == most) & (most != -math.inf), torch.finfo(torch.float32).min)
 
 
-def reduce_to_keys(bias: Tensor) -> Tensor:
-    """Return a bias (..., q, k) that is the same for all queries up to a shift of each row as (..., 1, k), else as it is."""
+def reduce_to_keys(bias: Tensor, hidden: Tensor | None) -> Tensor:
+    """Return a bias (..., q, k) that is the same for all queries up to a shift of each row as (..., 1, k), else as it is.
+
+    Its entries of hidden keys do not count. The shifts may be rounded, as those of decays that are added up over tokens.
+    """
     if bias.shape[-2] == 1 or not bool(bias.isfinite().all()):
         return bias
-    last = bias[..., -1:, :]
-    rest = bias - last
-    return last if bool((rest == rest[..., :1]).all()) else bias
+    last, eps = bias[..., -1:, :], torch.finfo(bias.dtype).eps
+    tolerance = ROUNDING * eps * float(bias.abs().amax())
+    for rows in (slice(-2, None), slice(None)):  # a few rows are quick, and tell most
+        rest = bias[..., rows, :] - last
+        if hidden is None:
+            difference = rest - rest[..., :1]
+        else:
+            rest, table = torch.broadcast_tensors(rest, hidden if hidden.shape[-2] == 1 else hidden[..., rows, :])
+            first = table.long().argmin(-1, keepdim=True)  # of the keys that are not hidden
+            difference = torch.where(table, 0, rest - rest.gather(-1, first))
+        if float(difference.abs().amax()) > tolerance:
+            return bias
+    return last
