@@ -184,3 +184,38 @@ def test_heads_that_share_keys_are_numbered_one_after_another(batch):
     layer = GroupsBehindHeads().double()
     recording, _ = record_and_compare(nn.Sequential(layer), lambda m: m(torch.randn(batch, T, C, dtype=torch.float64)))
     torch.testing.assert_close(recording.calls[0].map.dense(), layer.weights, rtol=0, atol=EQUAL)
+
+
+class LatentAttention(nn.Module):
+    """Queries of each head that absorb the projection of the keys, which are latent and shared. https://arxiv.org/abs/2405.04434"""
+
+    def __init__(self, is_stated: bool) -> None:
+        super().__init__()
+        self.heads = [3]
+        if is_stated:
+            self.n_heads = 3
+        self.query, self.latent, self.up = nn.Linear(24, 3 * 6), nn.Linear(24, 7 + 2), nn.Linear(7, 3 * (4 + 5), bias=False)
+        self.weights = torch.empty(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, t, h = len(x), x.shape[1], self.heads[0]
+        q, q_rope = self.query(x).view(b, t, h, 6).split([4, 2], -1)
+        latent, k_rope = self.latent(x).split([7, 2], -1)
+        up = self.up.weight.view(h, -1, 7)
+        q = torch.einsum("bshd,hdc->bshc", q, up[:, :4])
+        scores = torch.einsum("bshc,btc->bsht", q, latent) + torch.einsum("bshr,btr->bsht", q_rope, k_rope)
+        scores = scores * 6**-0.5 + torch.full((t, t), -torch.inf).triu(1).unsqueeze(1).to(x.dtype)
+        weights = scores.softmax(-1)
+        self.weights = weights.detach().transpose(1, 2)
+        return torch.einsum("bshc,hdc->bshd", torch.einsum("bsht,btc->bshc", weights, latent), up[:, -5:]).flatten(2)
+
+
+@pytest.mark.parametrize("t", [1, 13])
+@pytest.mark.parametrize("is_stated", [True, False])
+def test_heads_that_stand_behind_queries_share_latent_keys(is_stated, t, in_float64):
+    part = LatentAttention(is_stated)
+    recording, _ = record_and_compare(nn.Sequential(part), lambda m: m(torch.randn(2, t, 24)))
+    found = recording.map(0)
+    assert found.shape == (2, 3, t, t)
+    torch.testing.assert_close(found.dense(), part.weights, rtol=0, atol=EQUAL)
+    assert found.planes.request.k.shape[1] == 1

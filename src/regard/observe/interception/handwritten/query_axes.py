@@ -8,6 +8,7 @@ from torch import Tensor
 from regard.observe.interception.handwritten.ancestor_search import Projection, find_projection, has_features_last
 from regard.observe.interception.handwritten.score_form import ScoreForm
 from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims
+from regard.observe.interception.head_counts import find_head_counts
 from regard.observe.interception.provenance import TOKEN, ModuleFrame
 
 
@@ -29,6 +30,11 @@ def share_keys(frames: list[ModuleFrame], table: AxisTable, form: ScoreForm) -> 
         is_plain = len(own) == 1 and any(q.shape[own[0]] in x.shape for x in frames[-1].input_tensors)
         found = None if is_plain or not own else find_row_axes(frames, table, q, dims)
         if found is None:
+            place = None if is_plain or q.dim() <= len(of_keys) else find_heads_beside_tokens(frames[-1], q, own)
+            if place is not None:
+                own_axes = {axis for n in own for axis in table.expand_axes(dims[n])}
+                shared = [axis for axis in table.expand_axes(form.shared) if axis not in own_axes]
+                return form._replace(shared=(*shared, *table.expand_axes(dims[place])))
             continue
         axes_of_queries = {axis for n in own for axis in table.expand_axes(dims[n])}
         rows = axes_of_queries & found.rows
@@ -38,6 +44,18 @@ def share_keys(frames: list[ModuleFrame], table: AxisTable, form: ScoreForm) -> 
             heads = [axis for axes in table.expand_dims(form.dims) for axis in axes if axis in axes_of_queries - queries]
             return form._replace(shared=(*shared, *heads))
     return form
+
+
+def find_heads_beside_tokens(frame: ModuleFrame, q: Tensor, own: list[int]) -> int | None:
+    """Return which of some dimensions of queries is that of heads, by their number or the lengths of the module's inputs.
+
+    In DeepSeek's latent attention, keys (b, k, c) are those of all heads of queries (b, q, h, c). None if it is not known.
+    """
+    stated, lengths = find_head_counts(), {n for x in frame.input_tensors if x.dim() > 2 for n in x.shape[:-1]}
+    are_stated, are_others = [n for n in own if q.shape[n] in stated], [n for n in own if q.shape[n] not in lengths]
+    if len(own) == 1 and 1 not in lengths:
+        are_others = []
+    return next((found[0] for found in (are_stated, are_others) if len(found) == 1 and len(own) < 3), None)
 
 
 def find_row_axes(frames: list[ModuleFrame], table: AxisTable, q: Tensor, dims: Dims) -> RowAxes | None:
@@ -90,8 +108,20 @@ def find_source(projection: Projection) -> Tensor | None:
     tensors = [(one, one()) for one in (maker.given[:1] if maker.child is not None else maker.given)]
     tokens = [x for one, x in tensors if frame.find_contents(one) == TOKEN]
     weights = [x for one, x in tensors if frame.find_contents(one) != TOKEN]
-    is_matrix = maker.name == "einsum" or all(x is not None and x.dim() < 3 for x in weights)
-    return tokens[0] if len(tokens) == 1 and is_matrix and tokens[0] is not None and tokens[0].dim() > 1 else None
+    if len(tokens) != 1 or tokens[0] is None or tokens[0].dim() < 2:
+        return None
+    if maker.name == "einsum":
+        is_matrix = not has_weights_of_heads(projection, tokens[0])
+    else:
+        is_matrix = all(x is not None and x.dim() < 3 for x in weights)
+    return tokens[0] if is_matrix else None
+
+
+def has_weights_of_heads(projection: Projection, x: Tensor) -> bool:
+    """Return whether an einsum multiplies each head of x with weights of its own, so that heads are no rows of one layer."""
+    y, sizes = projection.tensor(), projection.maker.sizes
+    count = math.prod(x.shape[:-1])
+    return y is not None and len(sizes) == 2 and sum(sizes) - x.numel() != y.numel() * x.shape[-1] // max(count, 1)
 
 
 def list_axes(table: AxisTable, dims: Dims) -> set[int]:
