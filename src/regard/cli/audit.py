@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 from rich.text import Text
 from torch import Tensor
 
-from regard.cli.figure_file import check_figure, save_figure
 from regard.cli.input_text import read_text
 from regard.cli.look import record_ids
 from regard.cli.model_loading import CAUSAL_LM, TextModel, load_model
+from regard.cli.output_files import check_figure, check_output_file, save_figure
 from regard.cli.progress_bar import iterate_with_bar
 from regard.errors import ConfigError
 from regard.observe.text_table import align_in_blocks
@@ -42,6 +42,7 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(f"--certify must be at least 1, got {options.certify}.")
     policies = [parse_policy(one) for one in options.policy]
     check_figure(options.figure)
+    check_output_file("--page", options.page)
     text = read_text(options.text)
     foreign = load_model(options.model, CAUSAL_LM)
     ids, words, _ = foreign.tokens(text, options.tokens)

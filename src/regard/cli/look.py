@@ -19,6 +19,7 @@ from torch import Tensor
 from regard.cli import word_pulls
 from regard.cli.input_text import read_text
 from regard.cli.model_loading import TextModel, load_model
+from regard.cli.output_files import check_output_file
 from regard.cli.progress_bar import iterate_with_bar, show_bar
 from regard.errors import ConfigError
 from regard.mechanism.arguments import check_choice
@@ -51,6 +52,8 @@ def run(options: argparse.Namespace) -> int:
     if options.head is not None:
         recording_views.parse_layer_head(options.head)  # an invalid head is refused before the model runs
     check_table(options)
+    for flag in ("out", "page"):
+        check_output_file(f"--{flag}", getattr(options, flag))
     Store.from_arguments(options.keep, None)  # raises for a --keep that names nothing
     text = read_text(options.text)
     if options.why is not None:

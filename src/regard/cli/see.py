@@ -12,8 +12,8 @@ import torch
 from rich.text import Text
 from torch import Tensor
 
-from regard.cli.figure_file import check_figure, save_figure
 from regard.cli.image_model import ImageModel, find_example, load_image_model
+from regard.cli.output_files import check_figure, check_output_file, save_figure
 from regard.cli.progress_bar import show_bar
 from regard.errors import ConfigError
 from regard.observe import Recording, record
@@ -35,6 +35,8 @@ def run(options: argparse.Namespace) -> int:
     place = (None, None) if options.head is None else parse_layer_head(options.head)
     query = parse_patch(options.patch)
     check_figure(options.figure)
+    for flag in ("out", "page"):
+        check_output_file(f"--{flag}", getattr(options, flag))
     pixels = load_image(find_example(options.image, options.model))
     foreign = load_image_model(options.model)
     recording, seen, line, best = record_image(foreign, pixels, has_graph=bool(options.page))

@@ -33,6 +33,30 @@ def test_a_figure_that_cannot_be_saved_is_refused_before_the_model_is_loaded(
     assert [one.name for one in tmp_path.iterdir()] == ["folder.png"]
 
 
+@pytest.mark.parametrize("name", ["missing/file", "folder", "file/below"])
+@pytest.mark.parametrize(
+    ("command", "flag"),
+    [
+        (["look", "The cat sat."], "--out"),
+        (["look", "The cat sat."], "--page"),
+        (COMMANDS["see"], "--out"),
+        (COMMANDS["see"], "--page"),
+        (COMMANDS["audit"], "--page"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_the_model_is_loaded(
+    capsys, tmp_path, monkeypatch, command, flag, name
+):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    monkeypatch.chdir(tmp_path)
+    code = main([*command, "--model", "no model", flag, name])
+    out, err = capsys.readouterr()
+    assert (code, out) == (2, "")
+    assert err == f"regard {command[0]}: {flag} must be a file in an existing folder, got {name}.\n"
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["file", "folder"]
+
+
 @pytest.mark.parametrize("ending", ["png", "svg", "PDF"])
 def test_a_figure_is_saved_in_the_format_of_its_suffix(capsys, tmp_path, command, ending):
     path = tmp_path / f"figure.{ending}"

@@ -1,4 +1,4 @@
-"""The file that --figure names: checked before a command computes anything, and written atomically."""
+"""The files that a command writes: checked before it computes anything, and figures written atomically."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,11 +20,15 @@ def check_figure(path: str | None) -> None:
         from regard.show.figure import Picture
     except ImportError:
         raise ConfigError("--figure needs matplotlib: pip install matplotlib.") from None
-    place = Path(path)
-    if place.suffix[1:].lower() not in Picture().canvas.get_supported_filetypes():
+    if Path(path).suffix[1:].lower() not in Picture().canvas.get_supported_filetypes():
         raise ConfigError(f"--figure must be a file that ends in .png, .svg or .pdf, got {path}.")
-    if not place.parent.is_dir() or place.is_dir():
-        raise ConfigError(f"--figure must be a file in an existing folder, got {path}.")
+    check_output_file("--figure", path)
+
+
+def check_output_file(flag: str, path: str | None) -> None:
+    """Raise ConfigError if a flag names a folder, or a file in a folder that does not exist."""
+    if path is not None and (not Path(path).parent.is_dir() or Path(path).is_dir()):
+        raise ConfigError(f"{flag} must be a file in an existing folder, got {path}.")
 
 
 def save_figure(figure: "Picture", path: str) -> None:
