@@ -45,6 +45,7 @@ NAMES = {
 }
 ROLES = {name: role for role, names in NAMES.items() for name in names.split()}
 BOUNDS = {"clamp", "clamp_min", "clip"}
+MAXIMA = {"amax", "max"}
 EPSILON = 1e-3  # of a guard, at most
 MULTIPLIES = {  # a module that uses one may attend; names that layers also use without attention are left out
     *("matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "vecdot", "inner"),
@@ -77,12 +78,20 @@ def is_nonlinear(role: Role | None, args: Any) -> bool:
 def guards_norm(name: str, args: Any, kwargs: Any, changes: tuple[str, ...]) -> bool:
     """Return whether a function of this name bounds what a norm changed, to guard a division or an angle: no activation.
 
-    A lower bound of 0 or well above 0 is an activation.
+    A lower bound of 0 or well above 0 is an activation, but not of the largest scores, which no softmax sees.
     """
+    if has_number_bounds(name, args, kwargs) and changes[-2:-1] and changes[-2] in MAXIMA:  # the last is the function itself
+        return True
     if strip_affixes(name) not in BOUNDS or not any("norm" in change for change in changes):
         return False
     low = kwargs.get("min", args[1] if len(args) > 1 else None)
     return low is None or (isinstance(low, float | int) and low != 0 and low <= EPSILON)
+
+
+def has_number_bounds(name: str, args: Any, kwargs: Any) -> bool:
+    """Return whether a function of this name bounds its first argument by numbers, not by another tensor."""
+    bounds = [*args[1:], *kwargs.values()]
+    return strip_affixes(name) in BOUNDS and all(one is None or isinstance(one, float | int) for one in bounds)
 
 
 @cache

@@ -88,11 +88,19 @@ def find_shifted_softmax(frame: ModuleFrame, x: Tensor) -> Softmax | None:
 
 
 def find_sum(frame: ModuleFrame, x: TensorRef) -> Operation | None:
-    """Return the sum that a tensor is, in another layout or not, with a number added to it or not."""
+    """Return the sum that a tensor is, in another layout or not, with a number or an exponential for each row added or not."""
     maker = skip_layouts(frame, x)
-    if maker is not None and infer_role(maker.name) is Role.ADD and len(maker.given) == 1:
-        maker = skip_layouts(frame, maker.given[0])
-    return maker if maker is not None and strip_affixes(maker.name) == "sum" else None
+    if maker is None or infer_role(maker.name) is not Role.ADD or len(maker.given) > 2:
+        return maker if maker is not None and is_sum(maker) else None
+    added = [one for given in maker.given if (one := skip_layouts(frame, given)) is not None]
+    sums = [one for one in added if is_sum(one)]
+    is_known = len(sums) == 1 and all(one is sums[0] or is_exponential(one) for one in added)
+    return sums[0] if is_known and len(added) == len(maker.given) else None
+
+
+def is_sum(maker: Operation) -> bool:
+    """Return whether an operation sums over an axis."""
+    return strip_affixes(maker.name) == "sum"
 
 
 def find_axis(x: Tensor, sums: Tensor) -> int | None:

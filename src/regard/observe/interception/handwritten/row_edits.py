@@ -33,10 +33,15 @@ def can_compare(x: Tensor, y: Tensor) -> bool:
     return x is not y and x.shape == y.shape and x.device == y.device and not is_distributed(x) and not is_distributed(y)
 
 
+def keeps_numbers(name: str, x: Tensor, y: Tensor) -> bool:
+    """Return whether a function bounds the numbers of x, all of which were within its bounds: it is no activation then."""
+    return strip_affixes(name) in BOUNDS and can_compare(x, y) and choose_by_numbers(torch.equal(x, y))
+
+
 def may_edit_scores(name: str, args: Any, kwargs: Any, x: Tensor, y: Tensor) -> bool:
     """Return whether a function of scores x that their formula leaves out may have changed some that are not hidden."""
     core = strip_affixes(name)
-    if core not in BOUNDS or (can_compare(x, y) and choose_by_numbers(torch.equal(x, y))):
+    if core not in BOUNDS or keeps_numbers(name, x, y):
         return False
     has_upper = core in ("clamp_max", "nan_to_num") or len(args) > 2 or kwargs.get("max") is not None
     lower = args[1] if len(args) > 1 else kwargs.get("min", kwargs.get("other"))

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.observe.interception.function_roles import Role, guards_norm, is_nonlinear, strip_affixes
+from regard.observe.interception.function_roles import Role, guards_norm, has_number_bounds, is_nonlinear, strip_affixes
 from regard.observe.interception.handwritten.added_scores import gates_entries
 from regard.observe.interception.handwritten.ancestor_search import find_ancestors
 from regard.observe.interception.handwritten.edge_call import find_edge_sum
@@ -13,6 +13,7 @@ from regard.observe.interception.handwritten.entry_sources import drop_repeats, 
 from regard.observe.interception.handwritten.handwritten_call import OVERWRITTEN, HandwrittenCall
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct, label_entries, label_sum
 from regard.observe.interception.handwritten.product_roles import is_value, shares_values, sums_tokens
+from regard.observe.interception.handwritten.row_edits import keeps_numbers
 from regard.observe.interception.handwritten.score_form import COPIES, PERMUTES, VIEWS, is_view_index
 from regard.observe.interception.handwritten.score_tracker import ScoreTracker
 from regard.observe.interception.handwritten.second_products import UsedWeights
@@ -78,6 +79,7 @@ class WeightTracker(ScoreTracker):
         is_square = role is Role.MULTIPLY and len(args) == 2 and args[0] is args[1]
         is_activation = trace.kind is TraceKind.SCORES and (is_square or is_nonlinear(role, args))
         is_activation = is_activation and not guards_norm(name, args, kwargs, trace.changes)
+        is_activation = is_activation and not (has_number_bounds(name, args, kwargs) and keeps_numbers(name, x, results[0]))
         is_of_features = is_activation and sums_tokens(self, frames, self.find(x) or trace)
         if scales or gates or is_of_features or (is_activation and not (trace.pairs or strip_affixes(name).startswith("exp"))):
             self.drop(results[0])
