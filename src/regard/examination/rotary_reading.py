@@ -123,6 +123,8 @@ def find_mistakes(q: Rotary, k: Rotary) -> Iterator[str]:
         yield "queries and keys start at different positions"
     elif bool(((q.phasors[0] - 1j).abs() < 10 * NEAR).all()):
         yield "cos and sin are exchanged: the first token is turned by 90°, and the others the other way round"
+    elif len(q.phasors) > 1 and bool(((q.phasors - q.phasors[:1]).abs() < NEAR).all()):
+        yield "all tokens are rotated by the same angles, and so have one position"
 
 
 def describe_style(style: str) -> str:
