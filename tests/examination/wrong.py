@@ -302,6 +302,9 @@ ORDER = [
     Wrong(order.ValuesRolled, ("wrong positions",), "values rolled by a token, in an encoder", Everything()),
     Wrong(order.ValuesOfTheTokenBefore, ("wrong positions",), "values of the token before"),
     Wrong(order.KeysOfTheNextToken, ("wrong positions",), "keys of the next token, in an encoder", Everything()),
+    Wrong(order.RotaryOfOnePosition, ("wrong positions",), "the angles of one position for all tokens"),
+    Wrong(order.ValuesOfTheKeys, ("wrong roles",), "values of the keys' projection, beside rotary positions"),
+    Wrong(order.JointValuesOfTheKeys, ("wrong roles",), "keys and values of one third of a joint projection"),
     Wrong(order.ScoresWithoutNegatives, ("wrong scores",), "a relu before the softmax, beside rotary positions"),
     Wrong(order.ScoresClamped, ("wrong scores",), "scores clamped to -0.5 to 0.5, beside rotary positions"),
 ]

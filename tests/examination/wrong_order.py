@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from examination.wrong_calls import D, Rotary
+from examination.wrong_calls import C, D, Rotary
 
 
 class NormedAfterRotary(Rotary):
@@ -53,3 +53,31 @@ class ScoresWithoutNegatives(Rotary):
 class ScoresClamped(ScoresWithoutNegatives):
     def change(self, scores):
         return scores.clamp(-0.5, 0.5)
+
+
+class RotaryOfOnePosition(Rotary):
+    """The position of the last token for all of them."""
+
+    def angles(self, t):
+        return torch.full((t, 1), t - 1) * self.inv_freq
+
+
+class ValuesOfTheKeys(Rotary):
+    """The keys' projection makes the values too, and the values' own is not called."""
+
+    def split(self, x):
+        q, k, _ = super().split(x)
+        return q, k, k
+
+
+class JointValuesOfTheKeys(Rotary):
+    """One projection, of which the second third is read twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(C, 3 * C)
+        del self.q_proj, self.k_proj, self.v_proj
+
+    def split(self, x):
+        q, k, _ = (y.unflatten(-1, (-1, D)).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
+        return q, k, k

@@ -23,6 +23,7 @@ from regard.examination.rotary_reading import (
     find_other_axis,
     is_rotated_before_split,
 )
+from regard.examination.shared_sources import find_shared_source
 from regard.examination.stated_heads import describe_exchanged_axes
 from regard.observe.interception.handwritten.undivided_contexts import BY_MORE, DIVIDED
 
@@ -385,9 +386,10 @@ def find_other_place(k: ProjectionSource, v: ProjectionSource) -> tuple[object, 
 
 def check_roles(calls: Sequence[InnerCall]) -> Finding | Checked | None:
     """Check that queries and keys come from the projections of their names; None if names do not tell."""
-    exchanged = next((found for one in calls if (found := find_exchanged_values(one)) is not None), None)
-    if exchanged is not None:
-        return exchanged
+    for find_mistake in (find_exchanged_values, find_shared_source):
+        wrong = next((found for one in calls if (found := find_mistake(one)) is not None), None)
+        if wrong is not None:
+            return wrong
     named = [(one, read_role(one.q_source), read_role(one.k_source)) for one in calls]
     if not named or any((q, k) not in (("q", "k"), ("k", "q")) for _, q, k in named):
         return None

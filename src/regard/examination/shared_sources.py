@@ -1,0 +1,49 @@
+"""Find queries, keys or values that come from the projection of another of them, while their own makes nothing."""
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from regard.examination.call_conventions import parse_role
+from regard.examination.identify.mistakes import ROLE
+from regard.examination.inner_calls import InnerCall
+from regard.examination.projection_source import ProjectionSource
+from regard.examination.report import Finding
+
+PAIRS = (("keys", "values"), ("queries", "keys"), ("queries", "values"))
+
+
+def find_shared_source(one: InnerCall) -> Finding | None:
+    """Return the finding of two roles that one part of a projection makes, while another one makes nothing; else None.
+
+    Keys that are values by design leave nothing unused.
+    """
+    named = {"queries": one.q_source, "keys": one.k_source, "values": one.v_source}
+    sources = {who: source for who, source in named.items() if source is not None and not source.is_ambiguous}
+    for who, other in PAIRS:
+        if who not in sources or other not in sources or not is_same_part(sources[who], sources[other]):
+            continue
+        spare = find_spare_part(one, list(sources.values())) if len(sources) == len(named) else ""
+        if spare:
+            sentence = f"{who} and {other} come from the same part of {sources[who].name}, and {spare}"
+            return Finding("wrong roles", f"in {one.name or 'the layer'} {sentence}", ROLE, 1.5, "roles", one.name)
+    return None
+
+
+def is_same_part(one: ProjectionSource, other: ProjectionSource) -> bool:
+    """Return whether two sources are the same heads of one output."""
+    return one.name == other.name and set(one.slices) == set(other.slices)
+
+
+def find_spare_part(one: InnerCall, sources: Sequence[ProjectionSource]) -> str:
+    """Return which parts of a joint projection, or which projection of its own, nothing comes from, in words; "" if none."""
+    names = {source.name for source in sources}
+    count = sources[0].slice_count
+    if len(names) == 1 and count:
+        used = {part for source in sources for part in source.slices}
+        return f"{count - len(used)} of its {count} parts make nothing" if len(used) < count else ""
+    parts = {} if one.module is None else dict(one.module.named_modules(prefix=one.name))
+    roles = {parse_role(name.rpartition(".")[2]) for name in names}
+    linear = [name for name, part in parts.items() if isinstance(part, nn.Linear) and name not in names]
+    unused = [name for name in linear if (role := parse_role(name.rpartition(".")[2])) in ("q", "k", "v") and role not in roles]
+    return f"nothing comes from {unused[0]}" if len(unused) == 1 else ""

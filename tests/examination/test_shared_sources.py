@@ -1,0 +1,47 @@
+"""Two roles of one projection are a mistake where another projection makes nothing, and a design where none is left."""
+
+import pytest
+import torch
+from torch import nn
+
+from examination.wrong_calls import C
+from examination.wrong_order import JointValuesOfTheKeys, ValuesOfTheKeys
+from regard import examine
+
+
+@pytest.mark.parametrize(
+    ("make", "does"),
+    [
+        (ValuesOfTheKeys, "keys and values come from the same part of k_proj, and nothing comes from v_proj"),
+        (JointValuesOfTheKeys, "keys and values come from the same part of qkv, and 4 of its 12 parts make nothing"),
+    ],
+)
+def test_the_projection_that_makes_nothing_is_named(make, does):
+    torch.manual_seed(0)
+    (finding, *_) = examine(make()).findings
+    assert finding.kind == "wrong roles"
+    assert does in finding.evidence
+
+
+class Tied(ValuesOfTheKeys):
+    """Keys are values by design: there is no projection of values."""
+
+    def __init__(self):
+        super().__init__()
+        self.v_proj = self.k_proj
+
+
+class JointAndTied(JointValuesOfTheKeys):
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(C, 2 * C)
+
+    def split(self, x):
+        q, k = (y.unflatten(-1, (4, -1)).transpose(1, 2) for y in self.qkv(x).chunk(2, -1))
+        return q, k, k
+
+
+@pytest.mark.parametrize("make", [Tied, JointAndTied])
+def test_keys_that_are_values_by_design_are_right(make):
+    torch.manual_seed(0)
+    assert not examine(make()).findings
