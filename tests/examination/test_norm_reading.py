@@ -8,8 +8,8 @@ from torch import nn
 
 from examination.wrong_calls import D, Rotary
 from examination.wrong_designs import NormsOfTwoKinds
-from regard import examine
-from regard.examination.norm_reading import ACROSS, ALL, EACH, read_axes
+from regard import Everything, examine
+from regard.examination.norm_reading import ACROSS, ALL, EACH, TOKENS, read_axes
 
 
 def normalize(x, axes):
@@ -69,3 +69,25 @@ def test_what_alone_is_normalized_is_stated(who, written, norm):
     assert report, str(report)
     how = "over each head" if norm is nn.RMSNorm else "by norm"
     assert f"the norm of {written.format(how)}" in [one.what for one in report.checked]
+
+
+class NormedOverAnotherAxis(Rotary):
+    """F.normalize over heads, tokens or the width, before the rotation."""
+
+    def __init__(self, axis):
+        super().__init__()
+        self.axis = axis
+
+    def place(self, q, k):
+        return super().place(*(3 * nn.functional.normalize(x, dim=self.axis) for x in (q, k)))
+
+    def attend(self, q, k, v):
+        return nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+@pytest.mark.parametrize(("axis", "named"), [(1, ACROSS), (2, TOKENS), (3, "")])
+def test_the_axis_of_a_norm_is_read_through_the_rotation_after_it(axis, named):
+    torch.manual_seed(0)
+    report = examine(NormedOverAnotherAxis(axis), expects=Everything())
+    assert [one.kind for one in report.findings] == (["wrong axis"] if named else [])
+    assert f"normalized over {named}" in str(report.findings) or not named

@@ -14,6 +14,7 @@ FAINT = 1e-3  # of the largest number: smaller ones are left out
 WHAT = "the norm of queries and keys"
 PLAIN = "not normalized"
 EACH, ALL, ACROSS = "each head", "all heads together", "the heads, in each column"
+TOKENS = "the tokens, in each column"
 CURE = "Normalize the last axis of each head: q = q_norm(q.view(b, t, heads, d)), with nn.RMSNorm(d), and the same for k."
 
 
@@ -61,8 +62,8 @@ def describe_mistakes(one: InnerCall, axes: dict[str, str]) -> Iterator[str]:
     """Yield what is wrong with the norms of queries and keys, in words."""
     for who, width in zip(("queries", "keys"), one.widths, strict=True):
         axis = axes.get(who)
-        if axis == ACROSS:
-            yield f"{who} are normalized over the heads, in each column, not over the width of each head"
+        if axis in (ACROSS, TOKENS):
+            yield f"{who} are normalized over {axis}, not over the width of each head"
         if axis == ALL and width == one.width:
             yield f"{who} are normalized over all heads together, though the norm has the {width} weights of one head"
     if len(set(axes.values())) > 1:
@@ -76,7 +77,11 @@ def read_norms(one: InnerCall) -> Iterator[tuple[str, str | None]]:
         ("keys", one.k_named, one.call.k, one.k_source),
     ):
         after = x if source is None else source.projected
-        yield who, None if named is None or named.shape != after.shape else read_axes(named.double(), after.double())
+        if named is None or named.shape != after.shape:
+            yield who, None
+        else:
+            axis = read_axes(named.double(), after.double())
+            yield who, axis or (find_turned_axis(named.double(), x.double()) if source is None else None)
 
 
 def read_axes(before: Tensor, after: Tensor) -> str | None:
@@ -95,6 +100,19 @@ def read_axes(before: Tensor, after: Tensor) -> str | None:
     if alike_in_width:
         return ALL if alike_in_heads else EACH
     return ACROSS if alike_in_heads else None
+
+
+def find_turned_axis(before: Tensor, after: Tensor) -> str | None:
+    """Return over which axis other than the width (b, h, t, d) was divided by its size, if it was rotated then; None if not.
+
+    A rotation keeps the norm of each token and head.
+    """
+    for axis, name in ((1, ACROSS), (2, TOKENS)):
+        made = before / before.norm(dim=axis, keepdim=True)
+        ratio = (after.norm(dim=-1) / made.norm(dim=-1)).log()
+        if before.shape[axis] > 1 and bool(ratio.isfinite().all()) and float(ratio.max() - ratio.min()) < NEAR:
+            return name
+    return None
 
 
 def take_first(factors: Tensor, axis: int) -> Tensor:
