@@ -303,6 +303,7 @@ ORDER = [
     Wrong(order.ValuesOfTheTokenBefore, ("wrong positions",), "values of the token before"),
     Wrong(order.KeysOfTheNextToken, ("wrong positions",), "keys of the next token, in an encoder", Everything()),
     Wrong(order.RotaryOfOnePosition, ("wrong positions",), "the angles of one position for all tokens"),
+    Wrong(order.LatentKeysNotRotated, ("wrong positions",), "keys of latent attention without their rotation"),
     Wrong(order.ValuesOfTheKeys, ("wrong roles",), "values of the keys' projection, beside rotary positions"),
     Wrong(order.JointValuesOfTheKeys, ("wrong roles",), "keys and values of one third of a joint projection"),
     Wrong(order.ScoresWithoutNegatives, ("wrong scores",), "a relu before the softmax, beside rotary positions"),

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from examination.right_variants import LatentUnabsorbed
 from examination.wrong_calls import C, D, Rotary
 
 
@@ -81,3 +82,10 @@ class JointValuesOfTheKeys(Rotary):
     def split(self, x):
         q, k, _ = (y.unflatten(-1, (-1, D)).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
         return q, k, k
+
+
+class LatentKeysNotRotated(LatentUnabsorbed):
+    """The columns that the keys of all heads share, without their positions."""
+
+    def turn(self, x):
+        return x if x.dim() == 3 else super().turn(x)

@@ -9,7 +9,16 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from regard.examination import frequency_reading, late_norms, norm_reading, slope_checks, terms, token_shift, value_scale
+from regard.examination import (
+    frequency_reading,
+    late_norms,
+    latent_rotation,
+    norm_reading,
+    slope_checks,
+    terms,
+    token_shift,
+    value_scale,
+)
 from regard.examination.bias_reading import find_viewed_table
 from regard.examination.call_conventions import parse_role
 from regard.examination.identify.mistakes import ROLE, SOFTMAX, SPLIT, describe_mixed_heads
@@ -468,6 +477,9 @@ def find_wrong_rotation(one: InnerCall) -> tuple[str, str] | None:
             return f"{who} are rotated by angles of their {other}, the same for all tokens", PLACES
         if source is not None and is_rotated_before_split(source.projected, x.double()):
             return f"{who} are rotated before they are split into heads: {CROSSING}", SPLIT_FIRST
+    wrong = latent_rotation.find_wrong_rotation(one)
+    if wrong:
+        return wrong, TURN
     q, k = read_source(one.call.q, one.q_source), read_source(one.call.k, one.k_source)
     plain = [list_plain_heads(x, source) for _, _, x, source in sources]
     for (who, other), heads in zip((("queries", "keys"), ("keys", "queries")), plain, strict=True):

@@ -41,6 +41,7 @@ class ProjectionSource(NamedTuple):
     slice_count: int = 0  # how many slices the output has; 0 if that is not known, or several slices fit a head
     order: str = ""  # of the columns of all heads, BY_HEAD or BY_WIDTH; "" if it is not known, as of an output in heads
     is_ambiguous: bool = False  # several slices fit a head, so that `slices` says nothing about the heads
+    shared: Tensor | None = None  # of joined columns: the last ones, (b, 1, t, n), before any rotation
 
     def is_equal_to(self, x: Tensor) -> bool:
         """Return whether x (b, h, t, d) is the projection itself, not one that was rotated; True if it has further tokens."""
@@ -120,8 +121,10 @@ def find_joined_source(x: Tensor, outputs: Sequence[ModuleOutput]) -> Projection
         equal = ((heads[..., :width] - x[..., :width]).abs().amax((0, 1, 2)) < 1e-5 * x.abs().max()).int()
         n = int(equal.cumprod(0).sum())
         rest = x[..., n:].double().norm(dim=-1)
-        if n and any(has_last_columns(rest, other.output.double(), d - n) for other in flat):
-            return ProjectionSource(one.name, tuple(range(h)), 1.0, x.double(), is_joined=True)
+        last = next((y for y in (other.output.double() for other in flat) if n and has_last_columns(rest, y, d - n)), None)
+        if last is not None:
+            shared = last[..., n - d :].unsqueeze(1)
+            return ProjectionSource(one.name, tuple(range(h)), 1.0, x.double(), is_joined=True, shared=shared)
     return None
 
 
