@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from regard.observe.decoder_steps import match_keys
-from regard.observe.kv_history import has_equal_rows
+from regard.observe.parent_rows import has_equal_rows
 
 B, S, N = 3, 5, 7
 KEYS = torch.randn(B, 1, S, N, generator=torch.Generator().manual_seed(0))

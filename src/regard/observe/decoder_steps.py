@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from regard.observe.kv_history import KVHistory, RowMatch, is_exact_match
+from regard.observe.kv_history import KVHistory
+from regard.observe.parent_rows import RowMatch, is_exact_match
 
 
 def match_step(history: KVHistory, q: Tensor, k: Tensor, parents: Tensor | None) -> RowMatch | None:

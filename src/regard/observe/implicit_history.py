@@ -17,7 +17,7 @@ from regard.map.scored_matrix import ScoredMatrix
 from regard.map.stored_matrix import JoinedMatrices, StoredMatrix
 from regard.observe.call_graph import OutputGraph
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceFactors
-from regard.observe.kv_history import RowMatch, match_rows, reorder_rows
+from regard.observe.parent_rows import RowMatch, match_rows, reorder_rows
 from regard.observe.tensor_store import Store
 
 SAMPLED_ROWS = 64  # outputs of a call that are stored, for the certificate of its map

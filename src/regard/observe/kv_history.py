@@ -1,7 +1,7 @@
 """The stored attention of one module in one run: the queries of every step, the keys once, and the rules."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -17,9 +17,17 @@ from regard.mechanism.scores import default_scale, score_dtype
 from regard.observe.call_graph import CallGraph
 from regard.observe.interception.attention_call import CallArguments
 from regard.observe.mask_inference import ROWS, find_first_visible, fit_rule
+from regard.observe.parent_rows import (
+    SIMILAR,
+    RowMatch,
+    compose_parent_rows,
+    has_equal_rows,
+    match_rows,
+    measure_rows,
+    reorder_rows,
+)
 
 KEY_TOLERANCE = 1e-3  # relative to a key's norm: a larger difference between written and read keys means that the cache rounds
-SIMILAR = 0.3  # relative to a key's norm: tolerance for keys read back from a cache that rounds
 NEAR = 1e-3  # relative to the norm of keys: tolerance for keys that are equal but for rounding
 LIMIT = 2**30  # entries of the table of a whole run
 
@@ -33,13 +41,6 @@ class CacheMatch(NamedTuple):
     rows: Tensor | None  # the parent of each batch row; None if no row moved
     distance: float  # largest relative distance of a key read back from the key written
     is_pruned: bool = False  # whether the cache has dropped or changed keys among those that it holds
-
-
-class RowMatch(NamedTuple):
-    """The parent row of each batch row, and the largest relative distance to it."""
-
-    parents: Tensor | None  # parent of each row; None if no row moved
-    distance: float
 
 
 @dataclass(eq=False, kw_only=True)
@@ -415,27 +416,6 @@ class KVHistory:
         return compress_bias(stack_tables(rows))
 
 
-def reorder_rows(parent_rows: Mapping[int, Tensor], x: Tensor, made: int, wanted: int) -> Tensor:
-    """Reorder the batch rows of x, made at one step, to those of a later step; parent_rows are those of the run, by step."""
-    rows = compose_parent_rows(parent_rows, None, made, wanted)
-    return x if rows is None else x[rows.to(x.device)]
-
-
-def compose_parent_rows(parent_rows: Mapping[int, Tensor], rows: Tensor | None, made: int, wanted: int) -> Tensor | None:
-    """Return the rows at one step from which rows of a later step descend; None stands for all rows in their order.
-
-    It takes as long as there are steps between, or steps with parent rows if those are fewer.
-    """
-    steps: Sequence[int] = range(wanted, made, -1)
-    if len(steps) > len(parent_rows):
-        steps = sorted((step for step in parent_rows if step in steps), reverse=True)
-    for step in steps:
-        parents = parent_rows.get(step)
-        if parents is not None:
-            rows = parents if rows is None else parents[rows]
-    return rows
-
-
 def find_table_size(parts: list[Tensor]) -> list[int]:
     """Return the largest numbers of batch rows and of heads among tables (b or 1, h or 1, n, k)."""
     return [max(part.shape[axis] for part in parts) for axis in (0, 1)]
@@ -455,51 +435,3 @@ def truncate_call(stored: StoredCall, rows: int, known: int) -> StoredCall:
     residual = None if stored.residual is None else stored.residual[:, :rows]
     shorter = replace(stored, q=stored.q[:, :, :rows], v=v, stop=stored.first + keys, mask=mask, bias=bias)
     return replace(shorter, residual=residual, graph=None)
-
-
-def match_rows(ours: Tensor, theirs: Tensor, parents: Tensor | None = None) -> RowMatch | None:
-    """Return the row of `ours` that each row of `theirs`, (b, g, d), matches; None if one of them matches no row.
-
-    `parents`, the parent rows if known, is used where it fits to the bit.
-    """
-    if parents is not None and is_exact_match(ours, theirs, parents):
-        return RowMatch(parents, 0.0)
-    if ours.shape == theirs.shape and torch.equal(ours, theirs):
-        return RowMatch(None, 0.0)
-    if ours.shape[1:] != theirs.shape[1:]:
-        return None
-    apart = measure_rows(ours, theirs)
-    nearest, rows = apart.min(1)
-    size = theirs.float().flatten(1).norm(dim=-1)
-    if (nearest > SIMILAR * size).any():
-        return None
-    own = len(rows) == len(ours) and torch.equal(rows, torch.arange(len(rows), device=rows.device))
-    return RowMatch(None if own else rows, float((nearest / size.clamp(min=torch.finfo(size.dtype).tiny)).max()))
-
-
-def measure_rows(ours: Tensor, theirs: Tensor) -> Tensor:
-    """Return the distances (b theirs, b ours) of rows."""
-    both = theirs.float().flatten(1), ours.float().flatten(1)
-    return torch.cdist(*both, compute_mode="donot_use_mm_for_euclid_dist")
-
-
-def is_exact_match(ours: Tensor, theirs: Tensor, parents: Tensor) -> bool:
-    """Return whether the rows `parents` of `ours` equal `theirs`, to the bit."""
-    return len(parents) == len(theirs) and int(parents.max()) < len(ours) and torch.equal(ours[parents], theirs)
-
-
-def has_equal_rows(k: Tensor) -> bool:
-    """Return whether some rows of keys (b, g, k, d) are the same up to rounding, as those of a beam search are.
-
-    A matrix product may round the same row differently at two places of a batch. Rounding keeps more than half of the digits of
-    a key's largest number; keys of two words share fewer.
-    """
-    pairs = torch.ones(len(k), len(k), dtype=torch.bool, device=k.device).tril(-1)
-    half_of_digits = math.sqrt(torch.finfo(k.dtype).eps)
-    for keys in k.double().unbind(2):  # (b, g, d)
-        rows = keys.flatten(1)
-        distances = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist") / math.sqrt(rows.shape[1])
-        pairs &= distances <= half_of_digits * rows.abs().amax()
-        if not pairs.any():
-            return False
-    return len(k) > 1

@@ -11,10 +11,11 @@ from regard.observe.implicit_history import ImplicitHistory
 from regard.observe.interception.attention_call import AttentionCall, MissedCall
 from regard.observe.interception.plain_tensors import UnreadableError, disable_modes
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
-from regard.observe.kv_history import KEY_TOLERANCE, CacheMatch, KVHistory, has_equal_rows, match_rows
+from regard.observe.kv_history import KEY_TOLERANCE, CacheMatch, KVHistory
 from regard.observe.layer_numbers import LayerNumbers
 from regard.observe.mask_inference import find_visible_end
 from regard.observe.open_runs import OpenRun, OpenRuns, find_cache, find_token_ids, read_cache_length, select_run
+from regard.observe.parent_rows import has_equal_rows, match_rows
 from regard.observe.run import IMPLICIT, HistoryKey, Run
 
 RAGGED = "its cache stores the keys of each row at different places, so its steps do not form one map: record row by row"
