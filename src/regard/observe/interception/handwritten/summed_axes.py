@@ -9,7 +9,7 @@ from regard.observe.interception.handwritten.labelled_product import Labels
 from regard.observe.interception.provenance import ModuleFrame
 
 
-def sums_tokens(
+def are_token_labels(
     frames: list[ModuleFrame], x: TensorRef, layout: Tensor, labels: Labels, keys: Labels, is_running: bool
 ) -> bool | None:
     """Return whether labels of keys are of the tokens of what a layer has made, of which x is made; None if no layer is known.

@@ -26,7 +26,7 @@ from regard.observe.interception.handwritten.product_factors import (
     label_factor,
     restore_factor,
 )
-from regard.observe.interception.handwritten.summed_axes import sums_tokens
+from regard.observe.interception.handwritten.summed_axes import are_token_labels
 from regard.observe.interception.provenance import TOKEN, ModuleFrame
 
 SUMMED = ("sum", "mean", "cumsum")
@@ -201,7 +201,7 @@ def sums_tokens_alone(frames: list[ModuleFrame], product: SummedProduct, x: Tens
     for one in product.operands:
         tensor = one.tensor()
         layout, labels = (x, [*range(x.dim())]) if tensor is None or one.labels is None else (tensor, one.labels)
-        found.append(sums_tokens(frames, one.tensor, layout, labels, product.keys, product.is_running))
+        found.append(are_token_labels(frames, one.tensor, layout, labels, product.keys, product.is_running))
     if False in found or not any(found) or any(is_gate(frames[-1], one) for one in product.operands):
         return False
     return not all(is_centered(frames[-1], one) for one in product.operands)
