@@ -59,13 +59,8 @@ def draw_all_heads(
     chosen = list(range(len(names)) if layers is None else layers)
     if not chosen:
         raise ConfigError(f"the recording has no layer of kind {kind!r} to draw.")
-    is_signed = kind == IMPLICIT
-    maps: list[AttentionMap | ImplicitMap] = [recording.map(layer, kind=kind, part=part).select(batch=row) for layer in chosen]
-    numbers = max((recording.heads(layer, kind, part) for layer in chosen), key=len)  # in the model, of those recorded
-    cut, note = "", ""
-    if is_signed and len(numbers) > MAX_SIGNED_HEADS:
-        cut = f"\nThe first {MAX_SIGNED_HEADS} of up to {len(numbers):,} heads."
-        maps, numbers = [m.select(heads=slice(MAX_SIGNED_HEADS)) for m in maps], numbers[:MAX_SIGNED_HEADS]
+    is_signed, note = kind == IMPLICIT, ""
+    maps, numbers, cut = select_maps(recording, chosen, kind, part, row)
     pooled = [m.pooled(min(m.shape[2], BINS), min(m.shape[3], BINS), "max")[0].double().cpu() for m in maps]
     tokens, shown = max(max(m.shape[2:]) for m in maps), torch.cat([found.flatten() for found in pooled])
     norm = make_weight_norm(shown, tokens)
@@ -88,9 +83,8 @@ def draw_all_heads(
         picture.text(x / width, 1 - y / height, text, ha=look, va="center", fontsize=size, parse_math=False)
 
     size = max(min(TEXT_SIZE - 1, 0.9 * (side + GAP) * POINTS_PER_INCH / LINE_HEIGHT), MIN_TEXT_SIZE)
-    step = (
-        1 if measure_widest([f" {max(numbers) + 1}"]) * size / TEXT_SIZE < side + GAP else 5
-    )  # so that the head numbers do not touch
+    widest = measure_widest([f" {max(numbers) + 1}"]) * size / TEXT_SIZE
+    step = 1 if widest < side + GAP else 5  # so that the head numbers do not touch
     skip = 1 if (side + GAP) * POINTS_PER_INCH >= LINE_HEIGHT * size else 5
     for down, found in enumerate(pooled):
         if down % skip == 0:
@@ -110,12 +104,27 @@ def draw_all_heads(
         bar = add_signed_bar(picture, image, signed, (beside, height - ABOVE - tall, 0.12, tall))
         bar.ax.set_title("entry", fontsize=TEXT_SIZE - 1, loc="left")
         return picture
-    scale = add_axes_at(beside, ABOVE, 0.12, tall)
-    bar = picture.colorbar(image, cax=scale)
-    bar.outline.set_visible(False)
-    scale.tick_params(labelsize=TEXT_SIZE - 1, length=2, color=FAINT, which="both")
-    scale.set_title("weight", fontsize=TEXT_SIZE - 1, loc="left")
+    draw_weight_bar(picture, image, add_axes_at(beside, ABOVE, 0.12, tall))
     return picture
+
+
+def select_maps(
+    recording: Recording, chosen: Sequence[int], kind: str, part: str | None, row: int
+) -> tuple[list[AttentionMap | ImplicitMap], tuple[int, ...], str]:
+    """Return the maps of some layers, the numbers in the model of their heads, and a note if only the first are drawn."""
+    maps: list[AttentionMap | ImplicitMap] = [recording.map(layer, kind=kind, part=part).select(batch=row) for layer in chosen]
+    numbers = max((recording.heads(layer, kind, part) for layer in chosen), key=len)
+    if kind != IMPLICIT or len(numbers) <= MAX_SIGNED_HEADS:
+        return maps, numbers, ""
+    cut = f"\nThe first {MAX_SIGNED_HEADS} of up to {len(numbers):,} heads."
+    return [m.select(heads=slice(MAX_SIGNED_HEADS)) for m in maps], numbers[:MAX_SIGNED_HEADS], cut
+
+
+def draw_weight_bar(picture: Picture, image: AxesImage, axes: Axes) -> None:
+    """Draw the color scale of the weights into axes."""
+    picture.colorbar(image, cax=axes).outline.set_visible(False)
+    axes.tick_params(labelsize=TEXT_SIZE - 1, length=2, color=FAINT, which="both")
+    axes.set_title("weight", fontsize=TEXT_SIZE - 1, loc="left")
 
 
 def make_weight_norm(weights: Tensor, tokens: int) -> Normalize:
