@@ -55,9 +55,8 @@ def test_every_function_of_a_walk_is_where_it_says(path, name):
     assert name in find_names(path)
 
 
-@pytest.mark.parametrize("text", [ARCHITECTURE, CONTRIBUTING], ids=["architecture", "contributing"])
-def test_the_layers_are_those_that_the_tests_hold(text):
-    assert read_layers(text) == LAYERS
+def test_the_layers_are_those_that_the_tests_hold():
+    assert read_layers(ARCHITECTURE) == LAYERS
 
 
 def test_every_file_that_contributing_names_is_there():
