@@ -12,7 +12,7 @@ from regard.map.implicit_map import ImplicitMap
 from regard.observe import Recording, record
 
 Run = Callable[[nn.Module], Any]
-EQUAL = 1e-10  # of weights between 0 and 1 in float64: far above rounding, far below any mistake
+EQUAL = 1e-10  # relative, or of weights between 0 and 1, in float64: far above rounding, far below any mistake
 
 
 def record_and_compare(model: nn.Module, run: Run, missing: bool = False, **options: Any) -> tuple[Recording, Any]:
@@ -53,6 +53,11 @@ def are_identical(one: Tensor, other: Tensor) -> bool:
         and torch.equal(one.isnan(), other.isnan())
         and torch.equal(one.nan_to_num(), other.nan_to_num())
     )
+
+
+def assert_equal(found: Tensor, expected: Tensor) -> None:
+    """Assert that two tensors are equal but for rounding in float64."""
+    assert (found - expected).abs().max() < EQUAL * expected.abs().max()
 
 
 def assert_same_mechanism(loaded: ImplicitMap, found: ImplicitMap) -> None:

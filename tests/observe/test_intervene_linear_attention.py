@@ -1,13 +1,11 @@
 """Changed linear attention equals its dense matrix with heads or entries left out, whatever divides its rows."""
 
-import warnings
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from observe.recording_checks import EQUAL
+from observe.recording_checks import EQUAL, assert_equal
 from regard import CutEdges, KnockOut, Temperature, intervene, record
 
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -75,17 +73,6 @@ def compute(model, x, name, visible=True, heads=(0, 1, 2)):
     context = (FORMS[name][1](q, k) * torch.as_tensor(visible)) @ v
     mask = torch.zeros(H, 1, 1).index_fill(0, torch.tensor(heads), 1)
     return model[1]((context * mask).transpose(1, 2).flatten(2))
-
-
-def assert_equal(found, expected):
-    assert (found - expected).abs().max() < EQUAL * expected.abs().max()
-
-
-@pytest.fixture(autouse=True)
-def no_warnings():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
 
 
 @pytest.mark.parametrize("name", FORMS)

@@ -2,7 +2,6 @@
 
 import inspect
 import sys
-import warnings
 
 import pytest
 import torch
@@ -20,13 +19,6 @@ FUNCTIONS = {  # of families: the function, the argument with the values, the ax
 }
 QUERIES, KEYS = [4, 7, 8], [2, 4]
 EQUAL = 1e-5  # relative: some of these functions compute in float32
-
-
-@pytest.fixture(autouse=True)
-def no_warnings():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
 
 
 def build(name):

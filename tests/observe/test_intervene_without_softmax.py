@@ -1,7 +1,6 @@
 """Changed attention whose weights are no softmax equals the same layer written with these scores or weights changed."""
 
 import math
-import warnings
 import weakref
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from observe.recording_checks import EQUAL
+from observe.recording_checks import EQUAL, assert_equal
 from regard import ConfigError, CutEdges, KnockOut, Patch, Temperature, intervene, record
 
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -133,17 +132,6 @@ def hide(queries, keys):
     hidden = torch.zeros(T, T, dtype=torch.bool)
     hidden[queries.unsqueeze(-1), keys] = True
     return hidden
-
-
-def assert_equal(found, expected):
-    assert (found - expected).abs().max() < EQUAL * expected.abs().max()
-
-
-@pytest.fixture(autouse=True)
-def no_warnings():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
 
 
 @pytest.mark.parametrize("heads", [None, [0, 2]], ids=str)
