@@ -66,6 +66,15 @@ class Dense:
     def sees(self, b, h, i, j):
         return 0 <= j < self.shape[3] and bool(self.visible[b, h, i, j])
 
+    def entropy(self, b, h, i):
+        return -sum(w * math.log(w) for w in self.weights[b, h, i].tolist() if w)
+
+    def effective_keys(self, b, h, i):
+        return math.exp(self.entropy(b, h, i))
+
+    def breadth(self, b, h, i):
+        return self.effective_keys(b, h, i) / int(self.visible[b, h, i].sum())
+
     def queries(self, b, h):
         return [i for i in range(self.shape[2]) if self.counts(b, h, i)]
 

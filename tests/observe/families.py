@@ -442,3 +442,8 @@ OTHERS = [  # recorded, but what they hand out is not their map
     text("diffllama", "DiffLlamaModel", LLAMA),  # one map; its kernel is called for each half of the values
 ]
 FAMILIES = DECODERS + ENCODERS + PAIRS + SENSES
+
+
+def find_family(name: str) -> Family:
+    """Return the family of a name."""
+    return next(family for family in FAMILIES + OTHERS if family.name == name)

@@ -7,7 +7,7 @@ import torch
 
 import regard
 from bounds import estimate_rounding
-from observe.families import FAMILIES
+from observe.families import find_family
 from observe.family import Widened
 from observe.models import bart, gpt2, words
 from regard.errors import ConfigError, ShapeError
@@ -15,10 +15,6 @@ from regard.errors import ConfigError, ShapeError
 EQUAL = 1e-10  # float64
 LAST = 7  # a token that is padding in none of the sequences
 NAMES = ("gpt2", "llama", "mistral", "gemma2", "gpt_oss", "deepseek_v3", "bert", "t5", "bart")
-
-
-def find_family(name):
-    return next(family for family in FAMILIES if family.name == name)
 
 
 def pick_number(output):

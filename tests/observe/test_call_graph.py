@@ -6,16 +6,12 @@ import torch.nn.functional as F
 
 import regard
 from bounds import assert_within, attention_bounds
-from observe.families import FAMILIES
+from observe.families import find_family
 from observe.family import Widened
 from regard import AttentionMap, Causal
 from regard.errors import ConfigError
 
 EQUAL = 1e-10  # float64
-
-
-def find_family(name):
-    return next(family for family in FAMILIES if family.name == name)
 
 
 def loss_of(rows):

@@ -65,18 +65,15 @@ def test_statistics_of_rows_are_means_over_the_queries_that_count(asked):
     m, dense = both(asked)
     look = MapView(m)
 
-    def nats(b, h, i):
-        return -sum(w * math.log(w) for w in dense.weights[b, h, i].tolist() if w)
-
     def compute_mean_distance(b, h, i):
         return sum(w * (dense.positions[b][i] - j) for j, w in enumerate(dense.weights[b, h, i].tolist()))
 
     close(detectors.weight_on_first(look), dense.mean(lambda b, h, i: dense.weights[b, h, i, dense.find_first_visible_key(b)]))
     close(detectors.sink_rate(look), dense.mean(lambda b, h, i: dense.weights[b, h, i, dense.find_first_visible_key(b)] > 0.3))
-    close(detectors.entropy(look), dense.mean(nats))
-    close(detectors.effective_keys(look), dense.mean(lambda b, h, i: math.exp(nats(b, h, i))))
+    close(detectors.entropy(look), dense.mean(dense.entropy))
+    close(detectors.effective_keys(look), dense.mean(dense.effective_keys))
     close(detectors.distance(look), dense.mean(compute_mean_distance))
-    close(detectors.breadth(look), dense.mean(lambda b, h, i: math.exp(nats(b, h, i)) / int(dense.visible[b, h, i].sum())))
+    close(detectors.breadth(look), dense.mean(dense.breadth))
 
 
 @pytest.mark.slow
@@ -413,14 +410,11 @@ def test_a_number_that_hides_is_no_key_that_a_query_sees(found, seed):
     weights = (q @ k.mT / D**0.5 + rest).masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num()
     dense = Dense(weights, seen, [list(range(7))] * B)
 
-    def nats(b, h, i):
-        return -sum(w * math.log(w) for w in dense.weights[b, h, i].tolist() if w)
-
     def is_after_first(b, h, i):
         return dense.sees(b, h, i, i - 1)
 
-    close(detectors.entropy(look), dense.mean(nats))
-    close(detectors.breadth(look), dense.mean(lambda b, h, i: math.exp(nats(b, h, i)) / int(dense.visible[b, h, i].sum())))
+    close(detectors.entropy(look), dense.mean(dense.entropy))
+    close(detectors.breadth(look), dense.mean(dense.breadth))
     close(detectors.weight_on_first(look), dense.mean(lambda b, h, i: weights[b, h, i, dense.find_first_visible_key(b)]))
     close(detectors.weight_on_previous(look), dense.mean(lambda b, h, i: weights[b, h, i, i - 1], is_after_first))
     close(look.visible_counts.mean(), dense.mean(lambda b, h, i: dense.visible[b, h, i].sum()))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from observe.eager_weights import run
-from observe.families import FAMILIES, OTHERS
+from observe.families import find_family
 from observe.recording_checks import EQUAL
 from regard import AttentionMap, Causal, ConfigError, TooLargeError, attend
 from regard.observe import record
@@ -254,14 +254,10 @@ def test_it_is_hashed_copied_and_distinguished_from_what_a_tensor_has_not(both):
     assert not hasattr(m, "no_such_thing")
 
 
-def family(name):
-    return next(family for family in FAMILIES + OTHERS if family.name == name)
-
-
 @pytest.mark.parametrize("name", ["radio", "t5gemma2"])
 def test_a_model_that_works_on_its_own_weights_is_safe(name):
-    model = family(name).build()
-    given = family(name).feed(model)
+    model = find_family(name).build()
+    given = find_family(name).feed(model)
     plain, _ = run(model, given)
     inside, _ = run(model, given, recorded=True, output_attentions=True)
     assert torch.equal(plain.last_hidden_state, inside.last_hidden_state)
@@ -270,7 +266,7 @@ def test_a_model_that_works_on_its_own_weights_is_safe(name):
 @pytest.mark.usefixtures("float64_models")
 def test_attentions_of_a_generation_are_maps_a_step_and_a_layer():
     asked = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": 2, "return_dict_in_generate": True}
-    llama = replace(family("llama"), model="LlamaForCausalLM")
+    llama = replace(find_family("llama"), model="LlamaForCausalLM")
     model, other = llama.build(torch.float64), llama.build(torch.float64, attn_implementation="eager")
     given = llama.feed(model)
     with record(model):
@@ -289,7 +285,7 @@ def test_attentions_of_a_generation_are_maps_a_step_and_a_layer():
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @pytest.mark.parametrize("options", [{}, {"heads": [1]}, {"keep": "bfloat16"}, {"layers": [2]}], ids=str)
 def test_attentions_of_a_static_cache_have_all_its_slots_as_those_of_eager_attention(side, implementation, options):
-    llama = replace(family("llama"), model="LlamaForCausalLM")
+    llama = replace(find_family("llama"), model="LlamaForCausalLM")
     model, other = (llama.build(torch.float64, attn_implementation=name) for name in (implementation, "eager"))
     given = llama.feed(model, side)
     asked = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0, "eos_token_id": 2, "suppress_tokens": [0, 1, 2]}

@@ -9,6 +9,7 @@ from regard.train import begin, checkpoint_header, run
 from regard.train.checkpoint_header import list_checkpoint_folders
 from regard.train.listeners.json_lines import ReportLog
 from train import small_runs
+from train.small_runs import read_bits
 
 STEPS, FUZZED = 6, 5  # of a run, of which the last checkpoint is loaded; alterations of each file
 
@@ -17,11 +18,6 @@ def config(folder, out, **settings):
     return small_runs.config(
         folder, **{"out": str(out), "dropout": 0.3, "steps": STEPS, "checkpoint_every": 1, "keep": 2, **settings}
     )
-
-
-def bits(training) -> list[bytes]:
-    moments = [x for state in training.optimizer.state.values() for x in state.values()]
-    return [x.detach().numpy().tobytes() for x in [*training.model.state_dict().values(), *moments]]
 
 
 def models(out) -> dict[str, bytes]:
@@ -40,7 +36,7 @@ def partial_run(tmp_path_factory):
     ]
     run(config(folder, folder / "run", **settings), listeners)
     whole = run(config(folder, folder / "whole", **settings))
-    return folder, settings, bits(whole), models(folder / "whole")
+    return folder, settings, read_bits(whole), models(folder / "whole")
 
 
 def reseal(out, **changes) -> None:
@@ -122,7 +118,7 @@ def test_a_run_folder_with_any_file_altered_is_refused_or_comes_to_the_same_bits
                 refused, told = refused + 1, max(told, len(str(error)))
             else:
                 same += 1
-                assert bits(training) == expected, name
+                assert read_bits(training) == expected, name
                 assert models(out) == written, name
     print(f"{refused + same} run folders: {refused} refused, {same} the same bits")
     assert refused > same / 4 > 0

@@ -9,25 +9,14 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 
 from bounds import EXPONENTIAL, TORCH_EXPONENTIAL, assert_within, attention_bounds, sum_bound
 from observe.eager_weights import are_equal, compare_with_eager, find_map, largest, list_attentions, run
-from observe.families import FAMILIES, OTHERS
-from observe.family import Widened, widen
+from observe.families import FAMILIES, find_family
+from observe.family import Widened, parametrize_families, widen
 from observe.recording_checks import EQUAL, assert_map
 from regard import Given, attend
 from regard.observe import record, recording_watcher
 from regard.observe.interception import hf_registry
 
-
-def parametrize_families(families):
-    """A test of each family, of which some are in the everyday run."""
-    given = [pytest.param(one, id=one.name, marks=() if one.quick else pytest.mark.slow) for one in families]
-    return pytest.mark.parametrize("family", given)
-
-
 every = parametrize_families(FAMILIES)
-
-
-def find_family(name):
-    return next(family for family in FAMILIES + OTHERS if family.name == name)
 
 
 @pytest.mark.slow

@@ -37,14 +37,7 @@ from regard.observe import record
 )
 def test_a_recorded_chain_gives_its_output(scores, before, softmax, after, of_values, product, batch, seed):
     torch.manual_seed(seed)
-    chain = Chain(
-        SCORES[scores],
-        [(STEPS | BENT)[name] for name in before],
-        SOFTMAXES[softmax],
-        [STEPS[name] for name in after],
-        [OF_VALUES[name] for name in of_values],
-        PRODUCTS[product],
-    )
+    chain = Chain(scores, before, softmax, after, of_values, product)
     model, x = nn.Sequential(chain), torch.randn(*batch, T, D, dtype=torch.float64)
     torch.manual_seed(3)
     with torch.no_grad():

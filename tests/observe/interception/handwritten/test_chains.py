@@ -116,13 +116,14 @@ class Chain(nn.Module):
     def __init__(self, scores, before, softmax, after, of_values, product) -> None:
         super().__init__()
         self.project = nn.Linear(D, 3 * D, dtype=torch.float64)
-        self.parts = scores, before, softmax, after, of_values, product
+        self.scores, self.product = SCORES[scores], PRODUCTS[product]
+        self.steps = [*((STEPS | BENT)[name] for name in before), SOFTMAXES[softmax], *(STEPS[name] for name in after)]
+        self.of_values = [OF_VALUES[name] for name in of_values]
 
     def forward(self, x: Tensor) -> Tensor:
-        scores, before, softmax, after, of_values, product = self.parts
         q, k, v = self.project(x).chunk(3, -1)
-        weights = reduce(lambda y, step: step(y), [*before, softmax, *after], scores(q, k))
-        return product(weights, reduce(lambda y, step: step(y), of_values, v))
+        weights = reduce(lambda y, step: step(y), self.steps, self.scores(q, k))
+        return self.product(weights, reduce(lambda y, step: step(y), self.of_values, v))
 
 
 def some(steps: dict[str, object], most: int = 4) -> st.SearchStrategy[list[str]]:
@@ -144,14 +145,7 @@ def some(steps: dict[str, object], most: int = 4) -> st.SearchStrategy[list[str]
 def test_what_is_done_to_attention_on_its_way_is_recorded_as_it_acts_or_missed(
     scores, before, softmax, after, of_values, product, batch
 ):
-    chain = Chain(
-        SCORES[scores],
-        [(STEPS | BENT)[name] for name in before],
-        SOFTMAXES[softmax],
-        [STEPS[name] for name in after],
-        [OF_VALUES[name] for name in of_values],
-        PRODUCTS[product],
-    )
+    chain = Chain(scores, before, softmax, after, of_values, product)
     model, x = nn.Sequential(chain), torch.randn(*batch, T, D, dtype=torch.float64)
     torch.manual_seed(3)
     plain = model(x)

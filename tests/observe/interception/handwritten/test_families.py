@@ -8,7 +8,7 @@ from torch import nn
 
 from observe.eager_weights import are_equal, run
 from observe.families import TEXT
-from observe.family import ANY, B, Family, T, tokens
+from observe.family import ANY, B, Family, T, parametrize_families, tokens
 from observe.handwritten_families import HAND, SINGLE, UNCOMPARED, UNSOFTENED, compare_with_attentions, compare_with_own_weights
 from observe.handwritten_media_families import KERNELS
 from observe.recording_checks import EQUAL
@@ -44,11 +44,6 @@ class Backbone(nn.Module):
 
     def forward(self, images):
         return self.convolution(images).flatten(2).transpose(1, 2)
-
-
-def parametrize_families(families):
-    given = [pytest.param(one, id=one.name, marks=() if one.quick else pytest.mark.slow) for one in families]
-    return pytest.mark.parametrize("family", given)
 
 
 @parametrize_families(HAND + KERNELS)
