@@ -214,7 +214,7 @@ def test_a_query_that_is_not_there_and_a_result_that_is_too_large_are_refused(mo
             ask()
 
 
-def test_the_largest_heads_are_printed_with_the_token_they_bring(capsys):
+def test_the_largest_heads_are_printed_with_the_token_they_bring():
     result = regard.contributions(gpt2().eval(), words(1, 9), 3)
     text = str(result)
     assert "mostly from" in text

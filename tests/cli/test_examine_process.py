@@ -136,7 +136,7 @@ def test_the_same_weights_are_drawn_each_time(file):
     assert collect_result([f"{file}:Leaking", "--args", 14, 6]) == first
 
 
-def test_a_module_that_was_imported_under_the_same_name_stays(file, monkeypatch):
+def test_a_module_that_was_imported_under_the_same_name_stays(file):
     path = file.with_name("json.py")
     path.write_text(file.read_text())
     assert collect_result([f"{path}:Attention", "--args", 14, 6])[0] == 0

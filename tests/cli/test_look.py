@@ -243,7 +243,7 @@ def test_letters_that_were_cut_into_bytes_are_explained(capsys, folder):
     assert "byte by byte" not in look(capsys, "the cat", "--model", folder)[1]
 
 
-def test_a_model_that_the_hub_cannot_be_asked_for_is_taken_from_its_cache(capsys, folder, tmp_path, monkeypatch):
+def test_a_model_that_the_hub_cannot_be_asked_for_is_taken_from_its_cache(folder, tmp_path, monkeypatch):
     kept = tmp_path / "models--one--two" / "snapshots" / "0"
     shutil.copytree(folder, kept)
     (tmp_path / "models--one--two" / "refs").mkdir()

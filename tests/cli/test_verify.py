@@ -39,12 +39,12 @@ def test_a_number_that_is_off_turns_its_verdict_and_the_exit_code(figures_with_a
     assert "1 differs." in out
 
 
-def test_an_example_that_is_right_stays_right_beside_one_that_is_off(figures_with_a_misprint, capsys):
+def test_an_example_that_is_right_stays_right_beside_one_that_is_off(figures_with_a_misprint):
     assert main(["verify", "simple-one-query"]) == 0
     assert main(["verify", "simple-one-query", "simple-all"]) == 1
 
 
-def test_a_broken_formula_turns_the_exit_code(monkeypatch, capsys):
+def test_a_broken_formula_turns_the_exit_code(monkeypatch):
     monkeypatch.setattr("regard.mechanism.request.default_scale", lambda q: 1.0)
     assert main(["verify", "trainable-linear"]) == 1
 

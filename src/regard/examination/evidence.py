@@ -45,11 +45,11 @@ def measure_move_of_size(case: Case, i: int, j: int, b: int, source: int | None,
     before = case.run_subject(*inputs)
     seed_generators(0, case.subject.device)
     after = case.run_subject(*dependency.replace_token(inputs, other, source, j))
-    change = (get_sequence_rows(case, after.context, b)[i] - get_sequence_rows(case, before.context, b)[i]).abs()
+    change = (get_sequence_rows(after.context, b)[i] - get_sequence_rows(before.context, b)[i]).abs()
     return float(change.max())
 
 
-def get_sequence_rows(case: Case, context: torch.Tensor, b: int) -> torch.Tensor:
+def get_sequence_rows(context: torch.Tensor, b: int) -> torch.Tensor:
     """Return the outputs of one sequence, (q, c), in float64."""
     return (context[b].transpose(0, 1).flatten(1) if context.dim() == 4 else context[b]).double()
 

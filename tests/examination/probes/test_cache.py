@@ -91,7 +91,7 @@ def test_a_layer_that_takes_hugging_faces_cache_is_checked(name):
     assert "the full forward" in checked.what
 
 
-def test_a_layer_that_forgets_what_hugging_faces_cache_holds_is_found(monkeypatch):
+def test_a_layer_that_forgets_what_hugging_faces_cache_holds_is_found():
     layer = hugging_face("GPT2Attention", layer_idx=0)
     own = layer.forward
 

@@ -35,9 +35,7 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
             cause="raises",
         )
         return
-    change = max(
-        float((get_sequence_rows(case, found, b) - get_sequence_rows(case, expected, b)).abs().max()) for b in range(len(found))
-    )
+    change = max(float((get_sequence_rows(found, b) - get_sequence_rows(expected, b)).abs().max()) for b in range(len(found)))
     largest = float(expected.abs().max())
     if change <= COMPILED * dependency.estimate_rounding(case.subject.dtype) * largest:
         yield Checked("compiled and uncompiled outputs are equal", f"to within {change:.1g}; all other checks ran uncompiled")
