@@ -16,7 +16,7 @@ from observe.recording_checks import EQUAL, assert_map, compute_weights, distanc
 from regard import AttentionMap, Causal, Everything, Given, KnockOut, intervene
 from regard.mechanism import Mask
 from regard.observe import record
-from regard.observe.interception import thread_state
+from regard.observe.interception import forward_cache
 from regard.observe.mask_inference import infer_rule
 
 B, H, G, Q, K, D, E = 2, 6, 3, 5, 7, 4, 3
@@ -440,7 +440,7 @@ def test_one_mask_that_is_written_to_between_layers_is_two_masks(write, floating
 
 def test_a_mask_that_layers_share_is_read_once(monkeypatch):
     read = []
-    monkeypatch.setattr(thread_state, "infer_rule", lambda *given: read.append(given) or infer_rule(*given))
+    monkeypatch.setattr(forward_cache, "infer_rule", lambda *given: read.append(given) or infer_rule(*given))
     seen = torch.rand(Q, K) > 0.4
     with torch.inference_mode():
         recording, _ = record_and_compare(Rewriting({}, lambda x, y: None, seen, seen), lambda m: m(*qkv(B)))

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from regard.mechanism.mask_algebra import EVERYTHING, Mask
 from regard.mechanism.scores import score_dtype
+from regard.observe.interception.forward_cache import cache_in_forward
 from regard.observe.interception.plain_tensors import UnreadableError
-from regard.observe.interception.thread_state import InterceptionPause, cache_in_forward
+from regard.observe.interception.thread_state import InterceptionPause
 from regard.observe.mask_inference import ROWS, infer_table_rule
 
 MOST_SEEN = 2**30  # entries of the table of a mask function

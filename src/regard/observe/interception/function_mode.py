@@ -21,6 +21,7 @@ from regard.mechanism.request import make_request
 from regard.observe.interception import additive, torch_modules
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter
 from regard.observe.interception.beam_rows import find_parent_rows
+from regard.observe.interception.forward_cache import infer_once
 from regard.observe.interception.function_roles import MULTIPLIES, Role, find_activation_name, infer_role
 from regard.observe.interception.handwritten.detection import HandwrittenTracker
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
@@ -50,7 +51,6 @@ from regard.observe.interception.thread_state import (
     change_recurrence,
     dispatch_call,
     explain_error,
-    infer_once,
     list_owners,
     report_missed,
 )

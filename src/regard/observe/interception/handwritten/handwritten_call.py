@@ -24,6 +24,7 @@ from regard.mechanism.scores import score_dtype
 from regard.mechanism.steps import normalize_scores
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, build_plain_call
 from regard.observe.interception.distributed_tensors import RankSplit, distribute_like, find_split, take_local
+from regard.observe.interception.forward_cache import cache_in_forward
 from regard.observe.interception.handwritten.attention_free import TableQuotient
 from regard.observe.interception.handwritten.axis_groups import Groups, describe_choice, find_groups
 from regard.observe.interception.handwritten.edge_call import GRAPH, EdgeSum, build_edge_matrix
@@ -39,7 +40,7 @@ from regard.observe.interception.handwritten.weight_steps import DIFFERENT, UNKN
 from regard.observe.interception.handwritten.windows import multiplies_tokens, name_windows
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
-from regard.observe.interception.thread_state import STATE, cache_in_forward
+from regard.observe.interception.thread_state import STATE
 
 SAMPLED_ROWS = 4  # of each matrix, compared with the model's own weights
 BLOCKS = (

@@ -18,6 +18,7 @@ from regard.mechanism.scores import score_dtype
 from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.interception.cached_keys import follows_cached_keys
 from regard.observe.interception.distributed_tensors import take_local
+from regard.observe.interception.forward_cache import infer_once
 from regard.observe.interception.handwritten.axis_groups import Groups
 from regard.observe.interception.handwritten.distance_terms import RelativeTerm, add_terms, read_terms
 from regard.observe.interception.handwritten.edge_softmax import skip_layouts
@@ -25,7 +26,7 @@ from regard.observe.interception.handwritten.score_form import ScoreForm, ScoreS
 from regard.observe.interception.handwritten.tensor_axes import AxisTable, Dims
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.provenance import TOKEN, ModuleFrame, has_separate_sources
-from regard.observe.interception.thread_state import STATE, infer_once
+from regard.observe.interception.thread_state import STATE
 from regard.observe.mask_inference import infer_rule, infer_rule_with_bias
 
 FILLED = -1e3  # a larger number that is filled in or added does not hide a key
