@@ -57,8 +57,8 @@ def rollout(
         raise ConfigError("rollout needs self attention: the queries of cross attention belong to another text than the keys.")
     chosen = resolve_mixers(recording.last, None if layers is None else check_sequence("layers", layers), kind, part)
     if not chosen:
-        which = "layer" if kind is None else f"layer of kind {kind!r}"
-        raise ConfigError(f"the recording has no {which} to roll out.")
+        which = "'self' or 'implicit'" if kind is None else repr(kind)
+        raise ConfigError(f"the recording has no layer of kind {which} to roll out.")
     check_same_places(recording, [number for one, number in chosen if one != IMPLICIT], part)
     relevance = make_one_hot(recording.map(chosen[-1][1], kind=chosen[-1][0], part=part), queries)
     for one, layer in reversed(chosen):
