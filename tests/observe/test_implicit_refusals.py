@@ -39,6 +39,8 @@ REFUSALS = {
     ),
     "compare": (lambda model, one: regard.compare(one, one, kind="implicit"), SIGNED),
     "compare of maps": (lambda model, one: regard.compare(get_map(one), get_map(one)), SIGNED),
+    "compare of all layers": (lambda model, one: regard.compare(one, one), "no layer has a softmax"),
+    "the residual stream": (lambda model, one: one.residual(0), "after self-attention with a softmax"),
     "a graph": (lambda model, one: one.map(0, kind="implicit", grad=True), "has no graph"),
     "contributions": (lambda model, one: regard.contributions(model, draw_tokens(), 5), "none was recorded"),
     "effects": (

@@ -24,6 +24,10 @@ from regard.observe.words import split_rows as words_of
 Texts = Sequence[Sequence[str]] | None
 MAX_ROWS = 256  # rows in a block, at most
 MAX_PRINTED = 10  # heads and rows printed
+NO_DIVERGENCE = (
+    "compare needs weights of a softmax: the Jensen-Shannon divergence is of rows that are at least 0 and sum to 1; entries of "
+    "layers without a softmax may be negative, and their rows need not. Compare entries, e.g. one[...] - other[...]."
+)
 
 
 @dataclass(frozen=True)
@@ -138,10 +142,7 @@ def compare(
     """
     check_count("top", top)
     if kind == IMPLICIT or any(isinstance(x, ImplicitMap) for x in (a, b)):
-        raise ConfigError(
-            "compare needs weights of a softmax: the Jensen-Shannon divergence is of rows that are at least 0 and sum to 1; "
-            "those of layers without a softmax are signed. Compare their entries, e.g. one[...] - other[...]."
-        )
+        raise ConfigError(NO_DIVERGENCE)
     check_choice("kind", kind, KINDS)
     pairs = pair_maps(a, b, kind, part)
     rows = select_places("queries", queries, pairs[0].one.shape[2]).to(pairs[0].one.device)
@@ -172,6 +173,8 @@ def pair_maps(a: AttentionMap | Recording, b: AttentionMap | Recording, kind: st
         pairs = [MapPair("", tuple(range(a.shape[1])), a, b)]
     else:
         names, others = (x.layers(kind=kind, part=part) for x in (a, b))  # type: ignore[union-attr]
+        if not names and not others and kind == "self" and all(x.layers(IMPLICIT, part) for x in (a, b)):  # type: ignore[union-attr]
+            raise ConfigError(f"no layer has a softmax. {NO_DIVERGENCE}")
         if len(names) != len(others) or not names:
             raise ShapeError(
                 f"the recordings have {len(names)} and {len(others)} layers of kind {kind!r}; "

@@ -37,8 +37,9 @@ class MapView:
     def __init__(self, m: AttentionMap, tokens: Tensor | None = None, own: bool = True, queries: slice = slice(None)) -> None:
         if isinstance(m, SignedMap):
             raise ConfigError(
-                f"scores of heads, such as entropy, are of weights that are at least 0 and sum to 1; the entries of {m} are "
-                "signed. Use m.overview(), m.diagonal(back), m.mass(keys), m.top(n) or its entries by index."
+                "scores of heads, such as entropy, are of weights that are at least 0 and sum to 1; entries of "
+                f"{m} may be negative, and their rows need not. "
+                "Use m.overview(), m.diagonal(back), m.mass(keys), m.top(n) or its entries by index."
             )
         b, h, _, k = check_instance("m", m, AttentionMap, "recording.map(layer) returns one.").shape
         if not b * h:

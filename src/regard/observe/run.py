@@ -210,6 +210,8 @@ class Run:
 
         Raises ConfigError if it was not kept, or if the layer is in no block of its own.
         """
+        if not self.list_visits("self", part) and self.list_visits(IMPLICIT, part):
+            raise ConfigError("the residual stream is kept after self-attention with a softmax, and this model has none.")
         histories = self.find_histories(layer, "self", part)
         found = histories[0].join_residuals() if len(histories) == 1 else None
         if found is None:
