@@ -33,10 +33,7 @@ REFUSALS = {
     "the sink rate": (lambda model, one: detectors.sink_rate(get_map(one)), SIGNED),
     "patterns": (lambda model, one: patterns.share(MapView(get_map(one), draw_tokens()), patterns.Induction()), SIGNED),
     "similarity": (lambda model, one: head_divergence.similarity(get_map(one)), SIGNED),
-    "heads": (
-        lambda model, one: regard.heads(one, kind="implicit"),
-        "for signed entries is not defined",
-    ),
+    "a needle": (lambda model, one: regard.heads(one, kind="implicit", needle=slice(1)), "takes no needle"),
     "compare": (lambda model, one: regard.compare(one, one, kind="implicit"), SIGNED),
     "compare of maps": (lambda model, one: regard.compare(get_map(one), get_map(one)), SIGNED),
     "compare of all layers": (lambda model, one: regard.compare(one, one), "no layer has a softmax"),
@@ -62,7 +59,7 @@ def test_a_table_of_heads_says_which_layers_it_leaves_out():
     model, recording = record("recurrent_gemma")
     table = regard.heads(recording)
     assert len(table) == 4
-    assert "2 layers have no softmax, and so no row" in str(table)
+    assert "2 layers have no softmax, and so no row here: kind='implicit' has them" in str(table)
     assert "no softmax" not in str(regard.heads(recording, layers=[0]))
     model, _ = record("mamba2")
     assert "no layer has a softmax" in str(regard.probe_heads(model, length=8))

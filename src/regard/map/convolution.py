@@ -63,6 +63,10 @@ class Convolution:
         """Return the convolution whose channels are those of several, one after the other."""
         return cls(**factors.join_heads([part.tensors for part in parts]), batch=parts[0].batch, length=parts[0].length)
 
+    def can_reach(self, back: Tensor) -> Tensor:
+        """Return whether a query reaches the token so many places before it."""
+        return (back >= 0) & (back < self.kernel.shape[2])
+
     def build_plane(self, b: int, h: int) -> "ConvolutionPlane":
         """Return the matrix of one batch row and head."""
         return ConvolutionPlane(self, h)

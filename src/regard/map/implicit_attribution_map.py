@@ -67,19 +67,13 @@ class ImplicitAttributionMap(SignedMap):
         left, right = (x[rows][:, columns] for x in (self.left, self.right))
         return ImplicitAttributionMap(self.weights.select(rows, columns), left, right, factor=self.factor)
 
-    def can_reach(self, back: Tensor) -> Tensor:
-        """Return whether a query reaches the key so many places before it."""
-        if isinstance(self.mechanism, Convolution):
-            return (back >= 0) & (back < self.mechanism.kernel.shape[2])
-        return back >= int(self.mechanism.is_strict and self.mechanism.skip is None)
-
     def iterate_plane(self, b: int, h: int) -> Iterator[tuple[ImplicitBlock, Tensor]]:
         """Yield the blocks of complete rows of one matrix, in order, and the entries (n, m) of each, in float64."""
         left, right = self.left[b, h].double(), self.right[b, h].double()
         for block, entries in self.weights.iterate_plane(b, h):
             products = multiply_exactly(left[block.start : block.stop], right[block.columns].T)
             queries = torch.arange(block.start, block.stop, device=self.device).unsqueeze(-1) + self.weights.offset
-            is_reached = self.can_reach(queries - block.columns)
+            is_reached = self.mechanism.can_reach(queries - block.columns)
             yield block, products * entries if self.factor == "weights" else products.where(is_reached, 0)
 
     def __getitem__(self, index: Any) -> Tensor:
@@ -91,7 +85,7 @@ class ImplicitAttributionMap(SignedMap):
         parts = zip(*(x.flatten().split(step) for x in (b, h, i, j)), strict=True)
         products = [(self.left[n, m, query].double() * self.right[n, m, key].double()).sum(-1) for n, m, query, key in parts]
         found = torch.cat(products).view(b.shape) if products else self.left.new_zeros(b.shape)
-        found = found.where(self.can_reach(i + self.weights.offset - j), 0) if factors is None else found * factors
+        found = found.where(self.mechanism.can_reach(i + self.weights.offset - j), 0) if factors is None else found * factors
         return found.to(self.dtype)
 
     def __repr__(self) -> str:

@@ -106,6 +106,10 @@ class LinearRecurrence:
         """Whether each of d has a decay of its own."""
         return self.decay.shape[3] > 1 or (self.rates is not None and self.rates.shape[3] > 1)
 
+    def can_reach(self, back: Tensor) -> Tensor:
+        """Return whether a query reaches the token so many places before it."""
+        return back >= int(self.is_strict and self.skip is None)
+
     def build_plane(self, b: int, h: int) -> "RecurrencePlane":
         """Return the matrix of one batch row and head."""
         return RecurrencePlane(self, b, h)

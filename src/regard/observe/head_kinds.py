@@ -17,6 +17,7 @@ from regard.mechanism.arguments import check_choice, check_index, check_instance
 from regard.observe import detectors, text_table, words
 from regard.observe.detectors import NEAR, Queries
 from regard.observe.head_scores import PUNCTUATION, HeadOptions, UserScore, define_user_scores, estimate_heads
+from regard.observe.implicit_heads import check_implicit_options, estimate_absolute_shares
 from regard.observe.map_view import MapView
 from regard.observe.recording import Recording
 from regard.observe.run import IMPLICIT, KINDS, join_names
@@ -275,16 +276,19 @@ def heads(
     conditions, "broad" if the interval of
     e^entropy / keys is above 0.5, "local" if that of the local weight is more than half way from that of equal weights to 1,
     and else "unclear": its sentence lists the largest scores.
+
+    kind="implicit" is of recurrences and convolutions, whose entries are signed: the scores are shares of the absolute values
+    of a row, |M_ij| / Σ |M_in|, and the kinds follow the same rule with these, without "broad" and "stripe". There are no
+    scores that need weights, as entropy, and no classes; needle, projections and scores are refused.
     """
     check_instance("recording", recording, Recording, "Record a model with regard.record(model).")
     tokens = recording.tokens if tokens is None else words.check_tokens(tokens)
     wanted = HeadOptions(tokens, offsets, window, classes, needle, questions, projections, scores)
     wanted.check()
     if kind == IMPLICIT:
-        raise ConfigError(
-            "heads classifies weights of a softmax: what its scores would be for signed entries is not defined. "
-            "recording.map(layer, kind='implicit') has overview(), diagonal(back), mass(keys) and top(n)."
-        )
+        check_implicit_options(wanted)
+        notes = replace(wanted, classes={}).describe_missing_scores()
+        return Heads(tuple(classify_implicit_heads(recording, wanted, part, layers)), notes)
     check_choice("kind", kind, KINDS)
     rows = tuple(classify_heads(recording, wanted, kind=kind, part=part, layers=layers))
     other = "cross" if kind == "self" else "self"
@@ -292,11 +296,11 @@ def heads(
         return Heads(rows, (f"the recording has no {kind} attention, but {other} attention: pass kind={other!r}.",))
     implicit = len(recording.layers(IMPLICIT, part)) if layers is None else 0
     if not rows and implicit:
-        return Heads(rows, ("no layer has a softmax; recording.map(layer, kind='implicit') is the map of one without.",))
+        return Heads(rows, ("no layer has a softmax; kind='implicit' scores those without by the sizes of their entries.",))
     notes = wanted.describe_missing_scores(kind)
     if implicit:
         count = "one layer has" if implicit == 1 else f"{implicit} layers have"
-        notes = (*notes, f"{count} no softmax, and so no row: recording.map(layer, kind='implicit').")
+        notes = (*notes, f"{count} no softmax, and so no row here: kind='implicit' has them.")
     return Heads(rows, notes, define_user_scores(scores))
 
 
@@ -334,6 +338,20 @@ def classify_heads(
             head_kind = infer_kind(found[place], halfway[place])
             stripes = list_stripe_words(look, place, theirs.tokens) if head_kind == STRIPE else ()
             yield Head(number, names[number], numbers[head], head_kind, found[place], stripes)
+
+
+def classify_implicit_heads(
+    recording: Recording, wanted: HeadOptions, part: str | None, layers: Sequence[int | str] | None
+) -> Iterator[Head]:
+    """Yield the rows of `heads` for layers without a softmax, by the absolute values of their entries."""
+    names = recording.layers(kind=IMPLICIT, part=part)
+    for number in range(len(names)) if layers is None else resolve_layers(layers, names):
+        m = recording.map(number, kind="implicit", part=part)
+        theirs = words.select_key_words(wanted.tokens, "self", names[number])
+        tokens = None if theirs is None else words.convert_to_ids(theirs, m.shape[0], m.shape[3], m.device)
+        for head, scores in enumerate(estimate_absolute_shares(m, names[number], wanted, tokens)):
+            local = scores["local"].chance
+            yield Head(number, names[number], head, infer_kind(scores, (1 + local) / 2), scores)
 
 
 def list_stripe_words(look: MapView, head: int, tokens: Tokens | None) -> tuple[str, ...]:
@@ -385,7 +403,7 @@ def infer_kind(scores: Mapping[str, Score], halfway: float = math.nan) -> str:
             return name
     if STRIPE in scores and exceeds(scores[STRIPE], STRIPED):
         return STRIPE
-    if has_support(scores["breadth"]) and scores["breadth"].low > BROAD:
+    if "breadth" in scores and has_support(scores["breadth"]) and scores["breadth"].low > BROAD:
         return "broad"
     return "local" if "local" in scores and has_support(scores["local"]) and scores["local"].low > halfway else UNCLEAR
 

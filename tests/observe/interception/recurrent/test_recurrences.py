@@ -274,8 +274,8 @@ def test_what_needs_weights_says_that_there_are_none():
         run(model, draw_tokens())
     assert "no layer has a softmax" in str(regard.heads(recording))
     assert "No softmax: entries are signed" in recording._repr_html_()
-    with pytest.raises(ConfigError, match="for signed entries is not defined"):
-        regard.heads(recording, kind="implicit")
+    with pytest.raises(ConfigError, match="takes no needle"):
+        regard.heads(recording, kind="implicit", needle=slice(1))
     with pytest.raises(ConfigError, match=r"it has implicit attention\. Pass kind='implicit'"):
         recording.map(recording.names[0])
 
