@@ -422,3 +422,49 @@ def test_nothing_of_a_router_is_kept():
     with pytest.warns(UserWarning, match="was not applied"), torch.no_grad(), intervene(model, CutEdges(keys=0)):
         model(torch.randn(B, T, C))
     assert gone.alive == [False]
+
+
+class DividedByMore(Own):
+    """Weights times values, divided by the sums of the weights and a number, or by one over another number of each query."""
+
+    def __init__(self, activate, divide):
+        super().__init__(None)
+        self.activate, self.divide = activate, divide
+
+    def forward(self, x):
+        q, k, v = self.project(x).unflatten(-1, (3, H, D)).permute(2, 0, 3, 1, 4)
+        weights = self.activate(q @ k.mT / math.sqrt(D))
+        return self.divide(weights @ v, weights).transpose(1, 2).flatten(2)
+
+
+DIVISIONS_BY_MORE = {
+    "sums and a number": (torch.relu, "implicit", lambda c, w: c / (w.sum(-1, keepdim=True) + 0.7)),
+    "exponentials, with one more": (torch.exp, "self", lambda c, w: c / (w.sum(-1, keepdim=True) + 1)),
+    "exponentials, by their mean": (torch.exp, "self", lambda c, w: c / (w.mean(-1, keepdim=True) + 2)),
+}
+
+
+@pytest.mark.parametrize("name", DIVISIONS_BY_MORE)
+def test_division_by_more_than_sums_after_the_product_is_said_to_stay(name):
+    activate, kind, divide = DIVISIONS_BY_MORE[name]
+    model, x = nn.Sequential(DividedByMore(activate, divide)), torch.randn(B, T, C)
+    told = "A part of the output of 0 was not changed: "
+    plain = model(x)
+    with record(model, keep="values") as source:
+        model(torch.randn(B, T, C))
+    for change in (CutEdges(keys=0, kind=kind), Temperature(t=2.0, kind=kind), Patch(recording=source, kind=kind)):
+        assert not torch.allclose(run_with_warning(model, x, told, change), plain)
+    with intervene(model, KnockOut(head=1, kind=kind)):  # 0 however it is divided
+        found = model(x)
+    expected = model(x).unflatten(-1, (H, D)).clone()
+    expected[:, :, 1] = 0
+    assert_equal(found, expected.flatten(2))
+
+
+@pytest.mark.parametrize("more", [0.7, 1e-6])
+def test_a_map_has_what_is_added_to_the_sums_that_divide_its_rows(more):
+    model, x = DividedByMore(torch.relu, lambda c, w: c / (w.sum(-1, keepdim=True) + more)), torch.randn(B, T, C)
+    with record(model) as recording:
+        output = model(x)
+    values = recording.values(0, kind="implicit")
+    assert_equal((recording.map(0, kind="implicit").dense().to(values) @ values).transpose(1, 2).flatten(2), output)

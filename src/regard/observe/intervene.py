@@ -15,6 +15,7 @@ from regard.observe import interception
 from regard.observe.attention_changes import Change, Patch, Temperature, compute_context
 from regard.observe.block_outputs import is_inside, watch_blocks
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
+from regard.observe.interception.handwritten.undivided_contexts import NEARLY
 from regard.observe.interception.handwritten.weight_steps import DIFFERENT
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
@@ -87,6 +88,7 @@ class Intervention:
         self.layers: dict[str, tuple[LayerPlace, int]] = {}  # self-attention that ran, and the tokens before its queries
         self.applied_changes: list[Change] = []
         self.changed_modules: set[str] = set()  # whose calls were changed
+        self.weighed_modules: set[str] = set()  # whose weights were changed
         self.second_products: dict[str, str] = {}  # of weights with other values, by the module, in words
         self.missed: dict[str, str] = {}  # why calls stay unchanged, by the module that made them
         self.layer_numbers = LayerNumbers(self.names)
@@ -206,7 +208,9 @@ class Intervention:
         """Do nothing when a module that mixes tokens ran."""
 
     def handle_division(self, call: AttentionCall, note: str, name: str) -> None:
-        """Do nothing with what a context was divided by: it is changed as it is."""
+        """Note that a context was divided by other numbers than the sums of its weights, which are of the unchanged ones."""
+        if name in self.weighed_modules and not note.startswith(NEARLY.partition("{")[0]):
+            self.second_products[name] = note
 
     def handle_second_product(self, note: str, name: str) -> None:
         """Note a further product of the weights of a call, which stays unchanged."""
@@ -263,6 +267,8 @@ class Intervention:
         changed = call
         for change in meant:
             changed = change.change_call(changed, name, number)
+        if changed is not call or any(isinstance(change, Patch) for change in meant):
+            self.weighed_modules.add(name)
         if found is not None:
             changed, adapter = found
         elif changed is not call:

@@ -86,7 +86,7 @@ class ActivatedCall:
         return self.factors.values
 
     def can_multiply(self, factor: Tensor) -> bool:
-        """Return whether factors (b, h, q) are one number, or divide rows by the sums of their weights up to an epsilon.
+        """Return whether factors (b, h, q) are one number, or divide rows by the sums of their weights, plus a number or not.
 
         Those of a norm of each row are no part of the weights.
         """
@@ -101,8 +101,11 @@ class ActivatedCall:
             rows = sample_evenly(mechanism.q)
             sums = compute_activation(mechanism, rows).sum(-1)
             sums = sums if mechanism.row_scale is None else sums * mechanism.row_scale.expand_as(factor)[:, :, rows]
-        divided = sums * (factor * self.row_scale)[:, :, rows]
-        return bool((((divided - 1).abs() <= NEAR) | (sums == 0)).all())
+        scale = (factor * self.row_scale)[:, :, rows].double()
+        added = 1 / scale - sums
+        rounding = 64 * torch.finfo(factor.dtype).eps * (added.abs() + sums.abs()).amax()
+        has_one_number_added = bool(((added - added.flatten()[0]).abs() <= rounding).all())
+        return has_one_number_added or bool((((sums * scale - 1).abs() <= NEAR) | (sums == 0)).all())
 
     def read(self) -> RecurrenceCall:
         """Return the call in terms of a recording, with the factors of its rows."""
