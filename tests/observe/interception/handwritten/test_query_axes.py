@@ -219,3 +219,32 @@ def test_heads_that_stand_behind_queries_share_latent_keys(is_stated, t, in_floa
     assert found.shape == (2, 3, t, t)
     torch.testing.assert_close(found.dense(), part.weights, rtol=0, atol=EQUAL)
     assert found.planes.request.k.shape[1] == 1
+
+
+class FoldedGroups(nn.Module):
+    """Queries of the heads of each group that are folded with tokens, for products with the keys that the group shares."""
+
+    def __init__(self, is_outer: bool) -> None:
+        super().__init__()
+        self.n_heads, self.n_kv_heads, self.is_outer = 6, 2, is_outer
+        self.query, self.key, self.value = nn.Linear(C, 6 * D), nn.Linear(C, 2 * D), nn.Linear(C, 2 * D)
+        self.weights = torch.empty(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, t, _ = x.shape
+        q, k, v = (layer(x).view(b, t, -1, D).transpose(1, 2) for layer in (self.query, self.key, self.value))
+        q = q.unflatten(1, (2, 3)) if self.is_outer else q.unflatten(1, (2, 3)).transpose(2, 3)  # of heads, or of tokens
+        weights = (q.flatten(2, 3) @ k.mT).view(*q.shape[:-1], t).softmax(-1)
+        self.weights = (weights if self.is_outer else weights.transpose(2, 3)).flatten(1, 2).detach()
+        return (weights.flatten(2, 3) @ v).flatten(1)
+
+
+@pytest.mark.parametrize("t", [1, 5])
+@pytest.mark.parametrize("is_outer", [True, False])
+def test_heads_of_groups_that_are_folded_with_tokens_are_heads(is_outer, t, in_float64):
+    part = FoldedGroups(is_outer)
+    recording, _ = record_and_compare(nn.Sequential(part), lambda m: m(torch.randn(2, t, C)))
+    found = recording.map(0)
+    assert found.shape == (2, 6, t, t)
+    torch.testing.assert_close(found.dense(), part.weights, rtol=0, atol=EQUAL)
+    assert found.planes.request.k.shape[1] == 2

@@ -81,9 +81,26 @@ def find_groups(
     if found is None:
         found = ((), given[0]) if has_heads_alone else split_grouped_heads(table, batch, other, tokens)
     before, heads = found
+    if weights.pairs and (folded := find_folded_queries(table, queries, heads)):
+        heads, queries = (*heads, *folded), tuple(axis for axis in table.expand_axes(queries) if axis not in folded)
     keys = table.expand_axes(keys)
     width = tuple(axis for axes in table.expand_dims(dims[1 - place]) for axis in axes if axis not in {*keys, *before, *heads})
     return Groups(before, heads, queries, keys, width)
+
+
+def find_folded_queries(table: AxisTable, queries: Axes, heads: Axes) -> Axes:
+    """Return the axis of queries that is one of heads that share keys, folded with tokens into one dimension; none if none is.
+
+    With it there are as many heads as a module states, and without it there are not; the other axis is as long as an input.
+    """
+    axes, stated = table.expand_axes(queries), find_head_counts()
+    count = math.prod(table.get_sizes(table.expand_axes(heads)))
+    if len(axes) not in (1, 2) or not stated or count == max(stated):
+        return ()
+    lengths = {n for x in STATE.frames[-1].input_tensors if x.dim() > 2 for n in x.shape[1:-1]}
+    sizes = table.get_sizes(axes)
+    found = [n for n, size in enumerate(sizes) if size * count == max(stated) and math.prod(sizes) // size in lengths]
+    return (axes[found[0]],) if len(found) == 1 else ()
 
 
 def attends_within_tokens(table: AxisTable, keys: Axes, v: Tensor, dims: Dims) -> bool:
