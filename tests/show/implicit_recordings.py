@@ -1,9 +1,13 @@
 """Recordings of layers without a softmax, alone and beside others."""
 
+import tokenizers
 import torch
 from torch.nn.functional import scaled_dot_product_attention, silu
+from transformers import PreTrainedTokenizerFast
 
 import regard
+from observe.recurrent_models import RECURRENT, WORDS
+from regard.cli.model_loading import TransformersModel
 
 B, H, D = 2, 3, 5
 
@@ -50,6 +54,15 @@ def record_implicit(tokens: int, *kinds: type[torch.nn.Module], batch: int = B) 
     recording.tokens = [[f" {row}{n}" for n in range(tokens)] for row in "ab"[:batch]]
     recording.model = "mixed"
     return recording
+
+
+def make_mamba_adapter() -> TransformersModel:
+    """Return a small random Mamba-2 of transformers with a vocabulary of words, as the page runs it."""
+    words = {"<s>": 0, **{f"w{n}": n for n in range(1, WORDS)}}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<s>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    model = next(one for one in RECURRENT if one.name == "mamba2").build()
+    return TransformersModel("mamba2", model, PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>"))
 
 
 def pool_signed(matrix: torch.Tensor, rows: int, columns: int, how: str) -> torch.Tensor:

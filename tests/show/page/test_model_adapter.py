@@ -1,18 +1,15 @@
 import json
 
 import pytest
-import tokenizers
 import torch
-from transformers import PreTrainedTokenizerFast
 
 from bounds import assert_within, softmax_bound
-from observe.recurrent_models import RECURRENT, WORDS
-from regard import GPT2, Causal, ConfigError, GPT2Config
-from regard.cli.model_loading import TransformersModel
+from regard import GPT2, Causal, GPT2Config
 from regard.map.codes import encode_weights
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.show.page.model_adapter import generate_tokens, record_text
 from regard.text import BytePair
+from show.implicit_recordings import make_mamba_adapter
 from show.page.server_client import make_sorter, open_client, record_sorter
 
 HEAD = {"kind": "self", "b": 0, "layer": 1, "head": 2}
@@ -76,13 +73,13 @@ def test_a_page_without_a_model_says_so(recording):
         assert (status, "no model" in json.loads(body)["error"]) == (400, True)
 
 
-def test_a_model_without_a_softmax_says_after_its_last_token_why_nothing_is_drawn():
-    words = {"<s>": 0, **{f"w{n}": n for n in range(1, WORDS)}}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<s>"))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    model = next(one for one in RECURRENT if one.name == "mamba2").build()
-    adapter = TransformersModel("mamba2", model, PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>"))
-    steps = generate_tokens(adapter, "w3 w4 w5", 2, 0.0, None, lambda: None)
+def test_what_the_tokens_of_a_model_without_a_softmax_took_is_the_mean_of_its_entries():
+    steps = generate_tokens(make_mamba_adapter(), "w3 w4 w5", 2, 0.0, None, lambda: None)
     assert [next(steps)["place"] for _ in range(2)] == [3, 4]
-    with pytest.raises(ConfigError, match=r"no self attention.* 2 layers attend without a softmax"):
-        next(steps)
+    found = next(steps)
+    matrix = found.recording.map(1, kind="implicit").dense()[0].double().mean(0)  # of the last of two layers
+    for row, listed in zip(matrix[2:], found.looked, strict=True):
+        order = sorted(range(len(row)), key=lambda place: -abs(float(row[place])))
+        assert [near["place"] for near in listed] == order[: len(listed)]
+        assert [near["weight"] for near in listed] == pytest.approx([float(row[near["place"]]) for near in listed], rel=1e-5)
+    assert min(near["weight"] for row in found.looked for near in row) < 0

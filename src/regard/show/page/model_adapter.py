@@ -20,7 +20,7 @@ from regard.models import GPT2, TransformersDecoder
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.observe import Recording, load, record
 from regard.observe.record import Recorder
-from regard.show.axis_words import choose_attention_kind, describe_bytes
+from regard.show.axis_words import describe_bytes
 from regard.show.generated_tokens import PieceTokenizer, describe_tokens, list_attended, select_last_layers
 from regard.show.page import translator_adapter
 from regard.show.page.head_pictures import Alive
@@ -236,7 +236,6 @@ def generate_tokens(
     end()
     with check_client_in_modules(alive):
         recording = record_rest(adapter, found, recorder, ids[:-1])  # the last token was chosen and not read
-    choose_attention_kind(recording, "self")  # raises the error that states why there is none
     yield describe_story(adapter, recording, torch.tensor([ids[:-1]]), words[:-1], last)
 
 

@@ -4,7 +4,7 @@ import pytest
 
 import regard
 from regard.show.page.session import Session
-from show.implicit_recordings import H, SiluAttention, SoftmaxAttention, pool_signed, record_implicit
+from show.implicit_recordings import H, SiluAttention, SoftmaxAttention, make_mamba_adapter, pool_signed, record_implicit
 from show.page.browser.page_waits import link, wait_until, wait_until_settled
 
 T, LONG = 11, 307
@@ -92,6 +92,39 @@ def test_a_recording_without_any_softmax_opens_on_this_view_and_no_view_of_weigh
     page.locator(".implicit-layers button").nth(1).click()
     wait_until(page, "document.querySelector('#caption').textContent.startsWith('1, head 0')")
     assert link(page)["mixer"] == "1"
+
+
+def test_a_text_typed_for_a_model_without_a_softmax_opens_on_this_view(open_page, serving):
+    page = open_page(f"{serving(Session(None, make_mamba_adapter()))}#view=type")
+    page.get_by_role("textbox", name="Your text").fill("w3 w4 w5")
+    page.get_by_role("textbox", name="Your text").press("Enter")
+    wait_until(page, "document.querySelector('#caption').textContent.includes('entry i, j multiplies')")
+    assert (link(page)["view"], link(page)["text"]) == ("implicit", "w3 w4 w5")
+
+
+def test_generate_shows_what_the_tokens_of_such_a_model_took_with_its_sign(open_page, serving):
+    page = open_page(f"{serving(Session(None, make_mamba_adapter()))}#view=generate")
+    page.get_by_role("textbox", name="Prompt").fill("w3 w4 w5")
+    page.locator("select[name=tokens]").select_option("5")
+    page.get_by_role("button", name="Generate").click()
+    wait_until(page, "document.querySelector('.generate-after a')")
+    looked = page.evaluate(f"fetch('/api/r/{link(page)['r']}/story').then((one) => one.json())")["lines"][2]["looked"]
+    page.locator(".generate-came .word").nth(2).click()
+    wait_until(page, "document.querySelector('.generate-looked li')")
+    shown = page.locator(".generate-looked .numbers").all_inner_texts()
+    assert [one[0] for one in shown] == ["+" if near["weight"] > 0 else "−" for near in looked]
+    assert [abs(float(one[1:].replace("−", "-"))) for one in shown] == pytest.approx(
+        [abs(near["weight"]) for near in looked], rel=6e-3
+    )
+    assert "Signed entries" in page.locator(".generate-side").inner_text()
+    assert "this model has none" in page.locator(".generate-side").inner_text()
+    assert page.locator(".legend .sign").all_inner_texts() == ["above 0", "below 0"]
+    page.locator(".generate-after a").click()
+    wait_until(page, "document.querySelector('#caption').textContent.includes('entry i, j multiplies')")
+    page.go_back()
+    page.reload()
+    wait_until(page, "document.querySelectorAll('.generate-looked li').length > 0")
+    assert page.locator(".error:visible").count() == 0
 
 
 def test_an_entry_of_a_long_text_is_computed_alone_and_its_pixel_is_the_pooled_number(open_page, addresses, pure):

@@ -195,10 +195,11 @@ function findView(page, state) {
   return found === implicit && !hasImplicit(summary) ? text : found;
 }
 
-// Return the recording of a state; one without a softmax is not shown by views that work without a recording.
+// Return the recording of a state; one without a softmax is not shown by views that work without a recording, but for what was
+// written in Generate.
 function findSummary(page, state) {
-  const summary = findRecording(page, state);
-  return summary && !hasSoftmax(summary) && ALONE.includes(findView(page, state).name) ? undefined : summary;
+  const [summary, { name }] = [findRecording(page, state), findView(page, state)];
+  return summary && !hasSoftmax(summary) && ALONE.includes(name) && !(name === "generate" && summary.generated) ? undefined : summary;
 }
 
 // Return a state whose view, recording, kind, part, layer, head and places exist.

@@ -11,9 +11,10 @@ const FAINTEST = decodeWeight(2);
 const SHADES = 128; // on either side of 0
 
 // Return the quantity of a setting; `target` is {word} of the logit that pull and cut are about, or undefined until it is known,
-// or {number}, another number in words.
+// or {number}, another number in words. The setting "entry" is of layers without a softmax.
 export function createQuantity(setting, target) {
   if (setting === "weight") return WEIGHT;
+  if (setting === "entry") return ENTRY;
   return setting === "carried" ? CARRIED : createSigned(setting, target);
 }
 
@@ -76,6 +77,17 @@ const CARRIED = {
   explain: (incoming) => (incoming ? "how much it takes from" : "how much it passes on to"),
   write: formatThreeDigits,
   format: String,
+};
+
+// Entries of layers without a softmax.
+const ENTRY = {
+  ...NUMBERS,
+  name: "entry",
+  isSigned: true,
+  shade: (scale, value) => shadeSigned(scale.share(value)),
+  makeLegend: (scale) => makeSignedScale(scale, { title: "signed entries, whose rows need not sum to 1", raises: "above 0", lowers: "below 0" }),
+  write: formatSigned,
+  format: formatSigned,
 };
 
 const NOUNS = { pull: "pull", cut: "change by a cut" };

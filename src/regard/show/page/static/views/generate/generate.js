@@ -16,9 +16,14 @@ export const view = {
   name: "generate",
   title: "Generate",
   question: "Which token comes next, and where did the model look?",
-  bar: (state, app) => (app?.summary()?.generated ? ["show"] : []),
+  bar: (state, app) => (app?.summary()?.generated && hasSoftmax(app.summary()) ? ["show"] : []),
   mount,
 };
+
+const hasSoftmax = (summary) => summary.attentions.length > 0;
+
+// Return the name of the list of the words that a text was written in.
+const getWordList = ({ attentions, implicit }) => (attentions[0]?.rows ?? implicit[0].words);
 
 // `it` is the state that the functions below share: the generated words as sent by the server, the prompt and the requested
 // number of words; the index of the selected word, null for the last; the recording; the current run, its name on the server, and
@@ -125,11 +130,12 @@ function addTokens(it, line) {
 function showToken(it, n) {
   const line = it.written[n];
   if (!line) return; // its text is loading
+  const isSigned = Boolean(it.made) && !hasSoftmax(it.made);
   const setting = it.made ? it.app.settings.get(it.app.state()) : "weight";
-  it.page.look(line, n, { isPinned: it.picked === n, isWritten: Boolean(it.made), isStopped: !it.made && !it.running });
+  it.page.look(line, n, { isPinned: it.picked === n, isWritten: Boolean(it.made), isStopped: !it.made && !it.running, isSigned });
   shadeLooked(it, line);
   describePicture(it, n);
-  if (!it.made) return;
+  if (!it.made || isSigned) return;
   it.influences.load(it.made, line, setting, (found) => showInfluence(it, line, setting, found));
 }
 
@@ -139,7 +145,7 @@ function shadeLooked({ app, page, made }, { looked }) {
   if (made && app.settings.get(app.state()) !== "weight") return; // the numbers before stay until the others arrive
   const numbers = [];
   for (const { place, weight } of looked) numbers[place] = weight;
-  return shadeNumbers({ app, page }, numbers, createQuantity("weight"));
+  return shadeNumbers({ app, page }, numbers, createQuantity(made && !hasSoftmax(made) ? "entry" : "weight"));
 }
 
 function shadeNumbers({ app, page }, numbers, quantity) {
@@ -157,7 +163,7 @@ function showInfluence(it, line, setting, { shown, moved }) {
 // Return the word at a place of the text.
 function getWord({ app, written, made }, place) {
   const first = written[0].place;
-  return place < first ? app.word(made.attentions[0].rows, place) ?? "…" : written[place - first].word;
+  return place < first ? app.word(getWordList(made), place) ?? "…" : written[place - first].word;
 }
 
 // Return the generated words with their alternatives and what they looked at as records.
@@ -203,10 +209,10 @@ async function endStory(it) {
   page.finished();
   if (written.length < it.wanted) (it.isStopped ? page.stopped : page.ended)(written.length);
   const first = written[0].place;
-  const words = await app.words(made.attentions[0].rows, 0, Math.min(first, LONGEST));
+  const words = await app.words(getWordList(made), 0, Math.min(first, LONGEST));
   if (it.made !== made) return;
   page.read(words, first);
-  const links = [["text", "Read in Text"], ["heads", "All heads"], ["map", "Map"], ["steps", "Steps"]];
+  const links = hasSoftmax(made) ? [["text", "Read in Text"], ["heads", "All heads"], ["map", "Map"], ["steps", "Steps"]] : [["implicit", "No softmax"]];
   page.end("", links.map(([name, said]) => el("a", { class: "button", href: app.link({ view: name, r: made.id, ...NO_SELECTION }) }, said)));
 }
 
@@ -219,7 +225,7 @@ function makeStopError({ app, written, begun }, asked) {
 
 function describePicture({ app, written, picked, made }, n) {
   const { word, probability } = written[n];
-  const more = !made ? "." : picked === null ? "; select a token to see what it looked at and what moved it." : "; click it again to deselect it.";
+  const more = !made ? "." : picked === null ? `; select a token to see ${hasSoftmax(made) ? "what it looked at and what moved it" : "what it took from the others"}.` : "; click it again to deselect it.";
   app.caption(app.el("b", {}, quoteWord(word)), ` had the probability ${formatPercent(probability)}`, more);
 }
 

@@ -1,7 +1,7 @@
 // The panel of the selected word: what it looked at and what moved it, side by side, and the alternatives.
 
 import { el } from "../../drawing/elements.js";
-import { formatCount, formatPercent, formatThreeDigits } from "../../drawing/number_format.js";
+import { formatCount, formatPercent, formatSigned, formatThreeDigits } from "../../drawing/number_format.js";
 import { quoteWord, renderWord } from "../../drawing/words.js";
 
 const MOST = 4; // number of words listed of those that moved it, as many as those that it looked at
@@ -9,6 +9,8 @@ const TITLES = { pull: "was moved by", cut: "would change without", carried: "to
 const LATER = "Known once the text is complete.";
 const NEVER = "Not known: the model did not read this text as a whole.";
 const LOOKED = "Weights: the mean over the heads of the last layers.";
+const TOOK = "Signed entries, which multiply the values in its output: the mean over the heads of the last layers, none of which has a softmax.";
+const NO_WEIGHTS = "What moved it is measured on the weights of a softmax, and this model has none.";
 const NOTES = {
   pull: "Weight times gradient, summed over all tokens and heads: + raised its logit, − lowered it.",
   cut: "The change of its logit, to first order, if no token could see this one: + is a rise, − a fall.",
@@ -17,31 +19,33 @@ const NOTES = {
 
 export function createTokenPanel() {
   const [looked, moves, likely] = ["generate-list generate-looked", "generate-list generate-moves", "generate-list"].map((name) => el("ol", { class: name }));
-  const which = el("h2");
+  const [which, lookedTitle] = [el("h2"), el("h3")];
   const [title, note, lookedNote] = [el("h3", {}, TITLES.pull), el("p", { class: "note" }), el("p", { class: "note" })];
   const element = el("aside", { class: "generate-side", "aria-label": "Selected token", hidden: true }, which,
     el("div", { class: "generate-causes" },
-      el("section", {}, el("h3", {}, "looked at"), looked, lookedNote),
+      el("section", {}, lookedTitle, looked, lookedNote),
       el("section", {}, title, moves, note)),
     el("section", {}, el("h3", {}, "Alternatives"), likely));
   let standing = null; // the word whose movers are listed
 
   // Show a generated word; what it looked at is known once the text is complete, and what moved it once `moved` is called.
-  function show(line, { isWritten, isStopped }) {
+  function show(line, { isWritten, isStopped, isSigned }) {
     const { word, probability, likeliest, looked: places = [] } = line;
     element.hidden = false;
     which.replaceChildren("Token ", quoteWord(word));
-    looked.replaceChildren(...markTwins(places).map((one) => renderCause(one, one.weight / places[0].weight, formatThreeDigits(one.weight))));
+    lookedTitle.textContent = isSigned ? "took from" : "looked at";
+    const write = isSigned ? formatSigned : formatThreeDigits;
+    looked.replaceChildren(...markTwins(places).map((one) => renderCause(one, Math.abs(one.weight / places[0].weight), write(one.weight), isSigned ? one.weight : 0)));
     const missing = isStopped ? NEVER : LATER;
-    lookedNote.textContent = line.looked ? LOOKED : missing;
+    lookedNote.textContent = line.looked ? (isSigned ? TOOK : LOOKED) : missing;
     const all = likeliest.some((one) => one.word === word) ? likeliest : [...likeliest, { word, probability }];
     likely.replaceChildren(...all.map((one) => renderProbabilityBar(one.word, one.probability / all[0].probability, formatPercent(one.probability), one.word === word)));
-    moves.setAttribute("aria-busy", String(isWritten && standing !== line));
+    moves.setAttribute("aria-busy", String(isWritten && !isSigned && standing !== line));
     if (standing === line && isWritten) return;
     standing = null;
     title.textContent = TITLES.pull;
     moves.replaceChildren();
-    note.textContent = isWritten ? "" : missing;
+    note.textContent = isSigned ? NO_WEIGHTS : isWritten ? "" : missing;
   }
 
   // List the words that moved a line most; `found` has the numbers of all words, and the head with the largest part of each.

@@ -56,7 +56,7 @@ async function runText(it, text) {
     const summary = await app.source.type({ text, model }, signal);
     const before = app.state();
     app.add(summary);
-    app.go({ r: summary.id, view: "type", ...linkRequest(summary), q: null, k: null, at: null, token: null, find: null, ...chooseStart(app, summary, before) });
+    app.go({ r: summary.id, view: summary.attentions.length ? "type" : "implicit", ...linkRequest(summary), q: null, k: null, at: null, token: null, find: null, ...chooseStart(app, summary, before) });
   } catch (fault) {
     if (fault.name !== "AbortError") app.fail(fault.message, page.form);
   } finally {
