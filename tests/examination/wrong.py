@@ -306,6 +306,10 @@ ORDER = [
     Wrong(order.LatentKeysNotRotated, ("wrong positions",), "keys of latent attention without their rotation"),
     Wrong(order.ValuesOfTheKeys, ("wrong roles",), "values of the keys' projection, beside rotary positions"),
     Wrong(order.JointValuesOfTheKeys, ("wrong roles",), "keys and values of one third of a joint projection"),
+    Wrong(order.OutputBiasTwice, ("wrong output",), "the bias of the output added twice"),
+    Wrong(order.OutputTwice, ("wrong output",), "the output projected twice"),
+    Wrong(order.OutputTransposed, ("wrong output",), "the weight of the output without its transpose"),
+    Wrong(order.scores_without_negatives, ("wrong scores",), "a relu before the softmax, in a function"),
     Wrong(order.ScoresWithoutNegatives, ("wrong scores",), "a relu before the softmax, beside rotary positions"),
     Wrong(order.ScoresClamped, ("wrong scores",), "scores clamped to -0.5 to 0.5, beside rotary positions"),
 ]

@@ -89,3 +89,30 @@ class LatentKeysNotRotated(LatentUnabsorbed):
 
     def turn(self, x):
         return x if x.dim() == 3 else super().turn(x)
+
+
+class OutputBiasTwice(Rotary):
+    def __init__(self):
+        super().__init__()
+        self.o_proj = nn.Linear(C, C)
+
+    def forward(self, x):
+        return super().forward(x) + self.o_proj.bias
+
+
+class OutputTwice(Rotary):
+    def forward(self, x):
+        return self.o_proj(super().forward(x))
+
+
+class OutputTransposed(Rotary):
+    """The weight of a linear layer as it is stored, (out, in), on the right."""
+
+    def forward(self, x):
+        q, k, v = self.split(x)
+        return self.attend(*self.place(q, k), v).transpose(1, 2).flatten(2) @ self.o_proj.weight
+
+
+def scores_without_negatives(q, k, v):
+    scores = (q @ k.mT / q.shape[-1] ** 0.5).relu()
+    return scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf).softmax(-1) @ v

@@ -2,7 +2,7 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -88,11 +88,23 @@ def check_matrices(module: nn.Module, run: Callable[[], object], recorded: Recor
     if twice is not None:
         yield Finding("not normalised", f"in {twice or 'the layer'} {NORMS['twice']}", ONCE, 1.7, "softmax", twice)
         return
+    yield from find_changed_scores(softmaxes, products)
+
+
+def check_function(call: Callable[[], object]) -> Iterator[Finding]:
+    """Yield what a function, of no module, does to its scores before their softmax."""
+    yield from find_changed_scores(*run_with_recorders(call, []), "the function")
+
+
+def find_changed_scores(
+    softmaxes: Sequence[SoftmaxCall], products: Mapping[str, list[Tensor]], subject: str = "the layer"
+) -> Iterator[Finding]:
+    """Yield the first change of scores between a product and the softmax that they are given to."""
     for call in softmaxes:
         around = call.module.rpartition(".")[0]  # of a module that is a softmax alone
         change = explain_scores(call.given, products.get(call.module) or products.get(around, []))
         if change is not None:
-            sentence = f"in {call.module or 'the layer'} {change.does}"
+            sentence = f"in {call.module or subject} {change.does}"
             yield Finding("wrong scores", sentence, change.cure, 1.7, "scores", call.module)
             return
 
@@ -121,14 +133,19 @@ def find_added_context(module: nn.Module, run: Callable[[], object], recorded: R
 def record_softmaxes(module: nn.Module, run: Callable[[], object]) -> tuple[Sequence[SoftmaxCall], dict[str, list[Tensor]]]:
     """Return each softmax of a run, and the last products of each module; empty if it raises."""
     with follow_modules(module) as running:
-        recorder: SoftmaxRecorder = SoftmaxRecorder(running)
-        products: ProductRecorder = ProductRecorder(running)
-        try:
-            with recorder, products, torch.no_grad():
-                run()
-        except Exception:  # whatever a user's layer raises: another probe reports it
-            return [], {}
-    return recorder.calls, products.products
+        return run_with_recorders(run, running)
+
+
+def run_with_recorders(run: Callable[[], object], running: list[str]) -> tuple[Sequence[SoftmaxCall], dict[str, list[Tensor]]]:
+    """Return each softmax of a run, and the last products of each of the `running` modules; empty if it raises."""
+    softmaxes: SoftmaxRecorder = SoftmaxRecorder(running)
+    products: ProductRecorder = ProductRecorder(running)
+    try:
+        with softmaxes, products, torch.no_grad():
+            run()
+    except Exception:  # whatever a user's layer raises: another probe reports it
+        return [], {}
+    return softmaxes.calls, products.products
 
 
 def get_tolerance(one: WeightMatrix, softmaxes: Sequence[SoftmaxCall] = ()) -> float:

@@ -36,6 +36,7 @@ VIEW = "View the weight of {} as (heads, keys' width + values' width, latent): t
 SAME = "Multiply the weights of each head by the values of the same head, and the context by its own columns of {}."
 ONCE = "Leave the division out: a row of weights sums to one, and weights @ v is the mean already."
 DIVIDED = "not normalised"
+PROJECT = "Project the joined heads once: y = self.{}(context). Weights that were trained in this way need it, and others not."
 JOIN = "Join the heads with a transpose before the view: context.transpose(1, 2).reshape(b, t, heads * d)."
 COLUMNS = "View the weight of {} as (width, heads, values' width): each head has neighboring columns."
 
@@ -81,6 +82,9 @@ def read_output(
         e = out.in_features // h
         names = (place, f"{place}.{last}".lstrip("."))
         bias = 0 if out.bias is None else out.bias.detach().double()
+        wrong = None if latent else find_wrong_projection(weights, call, out, last, [y for y in outputs if y.name == place])
+        if wrong is not None:
+            return wrong
         targets = [one.output for one in outputs if one.name in names and one.output.shape == (b, q, out.out_features)]
         sources = [list_latent_values(call.k[:, :1, :, :latent].double(), part, h, e, name) for name, part in linear.items()]
         columns = list(list_columns(out, h, last, is_strided))
@@ -112,6 +116,29 @@ def match_output(
         wrong = find_other_head(weights, values[0].numbers, columns[0].numbers, y, last)
         if wrong is not None:
             return wrong
+    return None
+
+
+def find_wrong_projection(
+    weights: Tensor, call: AttentionCall, out: nn.Linear, last: str, outputs: Sequence[ModuleOutput]
+) -> OutputReading | None:
+    """Return how a module changes what its output projection makes of the heads: a bias or all of it twice, or transposed."""
+    values = next(list_values(call, out.in_features // call.q.shape[1]), None)
+    if values is None:
+        return None
+    context = (weights @ values.numbers).transpose(1, 2).flatten(2)
+    weight, bias = out.weight.detach().double(), 0 if out.bias is None else out.bias.detach().double()
+    once = context @ weight.mT + bias
+    ways = {}
+    if out.bias is not None:
+        ways[f"the bias of {last} is added twice"] = once + bias
+    if out.in_features == out.out_features:
+        ways[f"{last} is applied twice"] = once @ weight.mT + bias
+        ways[f"the weight of {last} is used without its transpose"] = context @ weight + bias
+    for y in (one.output.double() for one in outputs if one.output.shape == once.shape):
+        for does, made in ways.items():
+            if is_near(made, y) and not is_near(once, y):
+                return OutputReading(does, PROJECT.format(last), "wrong output")
     return None
 
 

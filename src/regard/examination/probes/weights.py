@@ -30,6 +30,9 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
         if mistakes:
             yield from mistakes
             return
+    if case.subject.module is None:
+        inputs = case.make_usual_inputs(1)
+        yield from matrix_checks.check_function(lambda: case.subject.call(*inputs))
     try:
         by_values = weight_reading.is_unrecorded(case)
         results = list(read_or_infer_rows(weight_reading.get_double_case(case), by_values))

@@ -1,0 +1,41 @@
+"""A module's output is its output projection of the heads, once, or what differs is named."""
+
+import pytest
+import torch
+from torch import nn
+
+from examination.wrong_calls import C, Rotary
+from examination.wrong_order import OutputBiasTwice, OutputTransposed, OutputTwice
+from regard import examine
+
+
+@pytest.mark.parametrize(
+    ("make", "does"),
+    [
+        (OutputBiasTwice, "the bias of o_proj is added twice"),
+        (OutputTwice, "o_proj is applied twice"),
+        (OutputTransposed, "the weight of o_proj is used without its transpose"),
+    ],
+)
+def test_another_use_of_the_output_projection_is_named(make, does):
+    torch.manual_seed(0)
+    (finding, *_) = examine(make()).findings
+    assert finding.kind == "wrong output"
+    assert does in finding.evidence
+
+
+class Right(Rotary):
+    """One projection with a bias, which may be zero, and a weight that may be its own transpose."""
+
+    def __init__(self, bias, weight):
+        super().__init__()
+        self.o_proj = nn.Linear(C, C)
+        nn.init.constant_(self.o_proj.bias, bias)
+        self.o_proj.weight.data = weight(self.o_proj.weight.data)
+
+
+@pytest.mark.parametrize("bias", [0.0, 0.5])
+@pytest.mark.parametrize("weight", [lambda w: w, lambda w: w + w.T, lambda w: torch.eye(C)])
+def test_one_projection_is_right_whatever_its_weights(bias, weight):
+    torch.manual_seed(0)
+    assert not examine(Right(bias, weight)).findings
