@@ -18,10 +18,11 @@ from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 from regard.map.computed_bias import drop_repeated_axes
 from regard.mechanism.scores import score_dtype
 from regard.observe.interception.function_roles import strip_affixes
-from regard.observe.interception.handwritten.ancestor_search import TensorRef, find_projection
+from regard.observe.interception.handwritten.ancestor_search import TensorRef
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct, Labels, label_einsum, label_entries
 from regard.observe.interception.handwritten.linear_attention import ChainRoles
 from regard.observe.interception.handwritten.product_factors import USES, Factor, Use, find_computation
+from regard.observe.interception.handwritten.projections import find_projection
 from regard.observe.interception.handwritten.score_form import PRODUCTS, ScoreForm, StepKind, start_form
 from regard.observe.interception.handwritten.summed_products import SUMMED, SummedProduct, find_einsum, find_sum
 from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable

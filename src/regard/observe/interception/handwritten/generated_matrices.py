@@ -6,15 +6,9 @@ from collections.abc import Hashable
 from torch import Tensor
 
 from regard.observe.interception.function_roles import Role, infer_role
-from regard.observe.interception.handwritten.ancestor_search import (
-    Projection,
-    find_token_inputs,
-    has_features_last,
-    is_activation,
-    is_end,
-    walk_back,
-)
+from regard.observe.interception.handwritten.ancestor_search import find_token_inputs, is_activation, is_end, walk_back
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct
+from regard.observe.interception.handwritten.projections import Projection, has_features_last
 from regard.observe.interception.handwritten.score_form import is_broadcast
 from regard.observe.interception.provenance import ModuleFrame, Operation
 

@@ -12,15 +12,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from regard.observe.interception.handwritten.ancestor_search import (
-    Projection,
-    find_projection,
-    has_features_last,
-    has_fewer_rows,
-)
+from regard.observe.interception.handwritten.ancestor_search import has_fewer_rows
 from regard.observe.interception.handwritten.axis_groups import count_tokens, split_batch
 from regard.observe.interception.handwritten.edge_softmax import skip_layouts
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct, Labels
+from regard.observe.interception.handwritten.projections import Projection, find_projection, has_features_last
 from regard.observe.interception.handwritten.query_axes import list_axes
 from regard.observe.interception.handwritten.score_form import ScoreForm, StepKind
 from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims

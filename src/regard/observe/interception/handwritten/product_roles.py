@@ -9,14 +9,7 @@ from torch import Tensor
 
 from regard.observe.interception.function_roles import strip_affixes
 from regard.observe.interception.handwritten.added_scores import SUM
-from regard.observe.interception.handwritten.ancestor_search import (
-    find_projection,
-    has_features_last,
-    has_tokens,
-    is_end,
-    is_routed,
-    walk_back,
-)
+from regard.observe.interception.handwritten.ancestor_search import has_tokens, is_end, is_routed, walk_back
 from regard.observe.interception.handwritten.contraction import find_axes, is_shared
 from regard.observe.interception.handwritten.generated_matrices import multiplies_generated_matrix
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct, label_terms
@@ -26,6 +19,7 @@ from regard.observe.interception.handwritten.linear_attention import (
     sums_features,
 )
 from regard.observe.interception.handwritten.linear_scores import is_table
+from regard.observe.interception.handwritten.projections import find_projection, has_features_last
 from regard.observe.interception.handwritten.query_axes import list_axes
 from regard.observe.interception.handwritten.tensor_axes import Dims
 from regard.observe.interception.handwritten.traces import Trace, Traced, TraceKind, Traces

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from regard.observe.interception.handwritten.ancestor_search import Projection, find_projection, has_features_last
+from regard.observe.interception.handwritten.projections import Projection, find_projection, has_features_last
 from regard.observe.interception.handwritten.score_form import ScoreForm
 from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims
 from regard.observe.interception.head_counts import find_head_counts

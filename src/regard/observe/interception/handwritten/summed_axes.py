@@ -4,8 +4,9 @@ import math
 
 from torch import Tensor
 
-from regard.observe.interception.handwritten.ancestor_search import TensorRef, find_projection, has_features_last
+from regard.observe.interception.handwritten.ancestor_search import TensorRef
 from regard.observe.interception.handwritten.labelled_product import Labels
+from regard.observe.interception.handwritten.projections import find_projection, has_features_last
 from regard.observe.interception.provenance import ModuleFrame
 
 

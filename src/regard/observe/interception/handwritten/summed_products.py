@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.observe.interception.function_roles import Role, infer_role, strip_affixes
-from regard.observe.interception.handwritten.ancestor_search import MAX_STEPS, find_projection, is_feature_map
+from regard.observe.interception.handwritten.ancestor_search import MAX_STEPS, is_feature_map
 from regard.observe.interception.handwritten.labelled_product import (
     Labels,
     align_labels,
@@ -26,6 +26,7 @@ from regard.observe.interception.handwritten.product_factors import (
     label_factor,
     restore_factor,
 )
+from regard.observe.interception.handwritten.projections import find_projection
 from regard.observe.interception.handwritten.summed_axes import are_token_labels
 from regard.observe.interception.provenance import TOKEN, ModuleFrame
 

@@ -6,17 +6,9 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from regard.observe.interception.function_roles import Role, infer_role, strip_affixes
-from regard.observe.interception.handwritten.ancestor_search import (
-    MAX_JOINS,
-    MAX_STEPS,
-    Projection,
-    Sized,
-    TensorRef,
-    has_features_last,
-    is_end,
-    walk_back,
-)
+from regard.observe.interception.handwritten.ancestor_search import MAX_JOINS, MAX_STEPS, Sized, TensorRef, is_end, walk_back
 from regard.observe.interception.handwritten.edge_softmax import is_layout
+from regard.observe.interception.handwritten.projections import Projection, has_features_last
 from regard.observe.interception.handwritten.score_form import PERMUTES, SAME, VIEWS
 from regard.observe.interception.lookups import MASKS, Lookup
 from regard.observe.interception.provenance import JOINS, TOKEN, ModuleFrame, Operation
