@@ -81,10 +81,6 @@ def test_attention_and_its_gradients_are_those_of_attend_over_many_runs_of_queri
         close(a, b, atol=1e-11)
 
 
-def with_gradient(option):
-    return option.clone().requires_grad_() if torch.is_tensor(option) and option.is_floating_point() else option
-
-
 def gradients(context, leaves, seed):
     found = torch.autograd.grad(context, leaves, seed, allow_unused=True)
     return [torch.zeros_like(leaf) if one is None else one for leaf, one in zip(leaves, found, strict=True)]

@@ -72,13 +72,6 @@ def run(form: object) -> tuple[object, Tensor]:
     return recording, output
 
 
-def find_missed(form: object) -> str:
-    with pytest.warns(UserWarning, match="not recorded"):
-        recording, _ = run(form)
-    assert not recording.calls
-    return recording.missed[0].reason
-
-
 def assert_gives_output(recording: object, output: Tensor) -> None:
     context = recording.map(0).dense() @ recording.values(0)
     assert not recording.missed
