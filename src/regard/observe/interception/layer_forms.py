@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter
 from regard.observe.interception.forward_cache import have_same_bits
-from regard.observe.interception.handwritten.handwritten_call import compare_rows
+from regard.observe.interception.handwritten.row_comparison import compare_rows
 from regard.observe.interception.handwritten.score_form import ScoreForm
 from regard.observe.interception.handwritten.traces import Trace
 from regard.observe.interception.provenance import ModuleFrame

@@ -8,7 +8,7 @@ queries and keys, which keeps q x k numbers and is exact.
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,22 +16,23 @@ from torch import Tensor
 
 from regard.map.distance_products import DistanceProducts
 from regard.map.scored_matrix import IDENTITY
-from regard.map.small_maps import weigh_scores
-from regard.mechanism.heads import share
-from regard.mechanism.mask_algebra import EVERYTHING
-from regard.mechanism.request import autocast_tensor, disable_autocast, is_autocast_on
 from regard.mechanism.scores import score_dtype
-from regard.mechanism.steps import normalize_scores
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, build_plain_call
 from regard.observe.interception.distributed_tensors import RankSplit, distribute_like, find_split, take_local
-from regard.observe.interception.forward_cache import cache_in_forward
 from regard.observe.interception.handwritten.attention_free import TableQuotient
 from regard.observe.interception.handwritten.axis_groups import Groups, describe_choice, find_groups
 from regard.observe.interception.handwritten.edge_call import GRAPH, EdgeSum, build_edge_matrix
 from regard.observe.interception.handwritten.edge_softmax import EDGE_SUMS
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct
 from regard.observe.interception.handwritten.picked_call import build_picked_call, find_picked_groups, is_picked
-from regard.observe.interception.handwritten.score_formula import bound_products, resolve_form
+from regard.observe.interception.handwritten.row_comparison import (
+    SAMPLED_ROWS,
+    build_sampled_rows,
+    compare_rows,
+    compute_scores,
+    find_hidden_keys,
+)
+from regard.observe.interception.handwritten.score_formula import resolve_form
 from regard.observe.interception.handwritten.tensor_axes import AxisTable, Dims
 from regard.observe.interception.handwritten.traces import Trace
 from regard.observe.interception.handwritten.undivided_contexts import DIVIDED, UNSEEN
@@ -42,7 +43,6 @@ from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.thread_state import STATE
 
-SAMPLED_ROWS = 4  # of each matrix, compared with the model's own weights
 BLOCKS = (
     "its exponentials are shifted by a running maximum: it is a sum over blocks of keys in a loop, as of an online softmax, "
     "whose rows are not known until the last block"
@@ -373,81 +373,3 @@ def add_sinks(call: AttentionCall, matrix: Tensor, trace: Trace) -> AttentionCal
         if compare_rows(with_sinks, matrix, trace.eps, trace.may_differ_by_row) is None:
             return with_sinks
     return None
-
-
-def compare_rows(call: AttentionCall, matrix: Tensor, rounding: float, every: bool) -> float | None:
-    """Return how far the weights of a call are from the model's own; None if within rounding.
-
-    Rows are sampled, and then `every` row is compared too if the sampled ones agree.
-    """
-    t = matrix.shape[2]
-    step = max(1, t // SAMPLED_ROWS)
-    difference = compare_sampled_rows(call, matrix, rounding, step)
-    return compare_sampled_rows(call, matrix, rounding, 1) if every and step > 1 and difference is None else difference
-
-
-def compare_sampled_rows(call: AttentionCall, matrix: Tensor, rounding: float, step: int) -> float | None:
-    """Return how far every `step`-th row of the weights of a call is from the model's own; None if within rounding.
-
-    Rows that hold NaN are left out, after the quick comparison, which they fail: there the model has none of its own.
-    """
-    t = matrix.shape[2]
-    rows = build_sampled_rows(t, step, matrix.device)
-    q, k = call.q.detach().index_select(2, rows), call.k.detach()
-    if is_autocast_on(q.device):
-        q, k = autocast_tensor(q), autocast_tensor(k)
-    bias = call.bias if call.bias is None or call.bias.shape[2] == 1 else call.bias.index_select(2, rows)
-    kind = score_dtype(matrix.dtype)
-    scores, theirs = compute_scores(call, q, k, bias, find_hidden_keys(call, rows)), matrix.index_select(2, rows).to(kind)
-    eps = max(rounding, torch.finfo(q.dtype).eps)
-    if not theirs.numel():
-        return None
-    if call.sinks is None:  # the common case first, with few operations
-        ours = scores.softmax(-1).to(q.dtype).to(kind)
-        if float((ours - theirs).abs_().sub_(theirs, alpha=4 * eps * q.shape[-1]).amax()) <= 4 * eps:
-            return None
-    ours = (weigh_scores(scores, None) if call.sinks is None else normalize_scores(scores, call.sinks)).to(q.dtype).to(kind)
-    has_nan = theirs.isnan().any(-1, keepdim=True)
-    difference, tolerance = (ours - theirs).abs_().masked_fill_(has_nan, 0), (theirs * q.shape[-1]).add_(1).mul_(4 * eps)
-    size = bound_products(q, k, 1.0 if call.scale is None else call.scale) + (
-        0.0 if bias is None else float(bias.masked_fill(bias.isinf(), 0).abs().amax().clamp(max=1e6))
-    )
-    tolerance += 4 * eps * theirs * size
-    return None if bool((difference <= tolerance).logical_or(has_nan).all()) else float(difference.nan_to_num(1).amax())
-
-
-@lru_cache(maxsize=8)
-def build_sampled_rows(t: int, step: int, device: torch.device) -> Tensor:
-    """Return every `step`-th of t rows, and the last, by index (n,)."""
-    with torch.inference_mode(False):
-        return torch.tensor(sorted({*range(0, t, step), t - 1}), device=device)
-
-
-def find_hidden_keys(call: AttentionCall, rows: Tensor) -> Tensor | None:
-    """Return the table of keys that a call's mask hides from some queries, given by index; None for a mask that hides none.
-
-    That of a few queries is computed once per forward for all layers that share the mask.
-    """
-    mask, offset, keys = call.mask, call.offset, call.k.shape[2]
-    if mask is EVERYTHING:
-        return None
-
-    def build_table() -> tuple[Tensor, Tensor]:
-        return rows, ~mask.block(rows, torch.arange(keys, device=rows.device), offset)
-
-    if len(rows) > 2 * SAMPLED_ROWS:
-        return build_table()[1]
-    key = "hidden", id(mask), id(rows), keys, id(offset) if isinstance(offset, Tensor) else offset
-    table: Tensor = cache_in_forward(key, (mask, offset), build_table)[1]  # which keeps what the ids are of
-    return table
-
-
-def compute_scores(call: AttentionCall, q: Tensor, k: Tensor, bias: Tensor | None, hidden: Tensor | None) -> Tensor:
-    """Compute the scores (b, h, n, k) of some queries, with the bias and the table of keys that are hidden from them."""
-    exact = score_dtype(q.dtype)
-    with disable_autocast(q.device):
-        scores = q.to(exact) @ share(k.to(exact), q.shape[1]).mT
-    scores *= q.shape[-1] ** -0.5 if call.scale is None else call.scale
-    scores = scores if call.softcap is None else call.softcap * (scores / call.softcap).tanh()
-    scores = scores if bias is None else scores + bias.to(exact)
-    return scores if hidden is None else scores.masked_fill_(hidden, -torch.inf)
