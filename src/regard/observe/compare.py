@@ -141,9 +141,8 @@ def compare(
     Raises ShapeError if the two have different layers, heads or lengths.
     """
     check_count("top", top)
-    if kind == IMPLICIT or any(isinstance(x, ImplicitMap) for x in (a, b)):
+    if check_choice("kind", kind, (*KINDS, IMPLICIT)) == IMPLICIT or any(isinstance(x, ImplicitMap) for x in (a, b)):
         raise ConfigError(NO_DIVERGENCE)
-    check_choice("kind", kind, KINDS)
     pairs = pair_maps(a, b, kind, part)
     rows = select_places("queries", queries, pairs[0].one.shape[2]).to(pairs[0].one.device)
     if not len(rows) or not pairs[0].one.shape[3]:

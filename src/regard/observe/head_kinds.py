@@ -285,11 +285,10 @@ def heads(
     tokens = recording.tokens if tokens is None else words.check_tokens(tokens)
     wanted = HeadOptions(tokens, offsets, window, classes, needle, questions, projections, scores)
     wanted.check()
-    if kind == IMPLICIT:
+    if check_choice("kind", kind, (*KINDS, IMPLICIT)) == IMPLICIT:
         check_implicit_options(wanted)
         notes = replace(wanted, classes={}).describe_missing_scores()
         return Heads(tuple(classify_implicit_heads(recording, wanted, part, layers)), notes)
-    check_choice("kind", kind, KINDS)
     rows = tuple(classify_heads(recording, wanted, kind=kind, part=part, layers=layers))
     other = "cross" if kind == "self" else "self"
     if not rows and recording.layers(other, part):
