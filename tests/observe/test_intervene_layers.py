@@ -204,6 +204,28 @@ def test_a_number_that_no_layer_has_is_answered_with_those_that_there_are():
         model.transformer(tokens)
 
 
+class Parts(Attention):
+    """One call of attention for each half of the tokens, as of images that are packed."""
+
+    def forward(self, x):
+        q, k, v = self.project(x).unflatten(-1, (3, H, D)).permute(2, 0, 3, 1, 4)
+        halves = zip(*(one.split(4, 2) for one in (q, k, v)), strict=True)
+        contexts = [F.scaled_dot_product_attention(*half) for half in halves]
+        return self.out(torch.cat(contexts, 2).transpose(1, 2).flatten(2))
+
+
+def test_positions_of_several_calls_of_one_visit_are_said_to_be_those_of_each():
+    model, x = nn.Sequential(Parts()), torch.randn(B, T, C)
+    with pytest.warns(UserWarning, match=r"0 calls attention several times in one run.* positions"):  # noqa: SIM117
+        with intervene(model, CutEdges(queries=2, keys=1)), record(model) as recording:
+            model(x)
+    assert [call.map.dense()[0, 0].eq(0).nonzero().tolist() for call in recording["0"]] == [[[2, 1]], [[2, 1]]]
+    with intervene(model, KnockOut(head=1)):
+        found = model(x)
+    model[0].out.weight.data[:, D : 2 * D] = 0
+    assert (found - model(x)).abs().max() < EQUAL
+
+
 def albert():
     torch.manual_seed(3)
     sizes = {"hidden_size": C - 3, "num_attention_heads": H, "intermediate_size": 11, "embedding_size": 8, "vocab_size": 101}
@@ -242,3 +264,28 @@ def test_a_path_of_a_module_that_ran_several_times_is_no_layer_of_a_table_of_hea
         model(x)
     with pytest.raises(ConfigError, match="ran 2 times"):
         heads(recording, layers=["groups.0.attn"])
+
+
+def test_the_residual_stream_of_a_run_of_a_module_is_patched():
+    model, tokens, others = albert(), words(2, T), words(2, T + 1)[:, 1:]
+    with torch.no_grad(), record(model, keep="residual") as source:
+        model(others)
+    for n in range(4):
+        with torch.no_grad(), intervene(model, Patch(layer=n, recording=source, of="residual", queries=[2, 3])):
+            found = model(tokens).last_hidden_state
+        turns = []
+
+        def put(module, args, output, n=n, turns=turns):
+            turns.append(output.clone())
+            if len(turns) == n + 1:
+                turns[-1][:, 2:4] = source.residual(n)[:, 2:4]
+            return turns[-1]
+
+        layers = [group.albert_layers[0] for group in model.encoder.albert_layer_groups]
+        handles = [layer.register_forward_hook(put) for layer in layers]
+        with torch.no_grad():
+            expected = model(tokens).last_hidden_state
+        for handle in handles:
+            handle.remove()
+        assert (found - expected).abs().max() < EQUAL
+        assert len(turns) == 4

@@ -1,5 +1,6 @@
 """intervene: run a model with changed attention: heads knocked out, edges cut, weights from another recording."""
 
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,10 +36,40 @@ RECURRENCE = "it is a recurrence ({}), and stays unchanged"
 NO_SCORES = "its weights are stored as they are, and cannot be computed again from scores at another temperature"
 DROPPED = "some of its weights were dropped after its softmax, and changed ones cannot be dropped alike"
 NO_GRADIENT = "its weights are stored as they are, and cannot be computed again with gradients{}"
+REPEATED = (
+    "calls attention several times in one run, as for parts of its input, and a change applied to each: its positions are "
+    "those of each call, and not of recording.map"
+)
 SCALED = (
     "what its rows are multiplied by after the product with the values, such as one over the sums of the weights, is that of "
     "the unchanged weights"
 )
+
+
+class FastPath:
+    """torch's fast path of encoder layers, a setting of the process: off while an intervention of any thread is open."""
+
+    def __init__(self) -> None:
+        self.lock, self.blocks, self.was_enabled = threading.Lock(), 0, True
+
+    @contextmanager
+    def disable(self) -> Iterator[None]:
+        """Disable the fast path in the context; the last one that ends sets it as it was before the first."""
+        with self.lock:
+            if not self.blocks:
+                self.was_enabled = torch.backends.mha.get_fastpath_enabled()
+                torch.backends.mha.set_fastpath_enabled(False)
+            self.blocks += 1
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.blocks -= 1
+                if not self.blocks:
+                    torch.backends.mha.set_fastpath_enabled(self.was_enabled)
+
+
+FAST_PATH = FastPath()
 
 
 @contextmanager
@@ -56,14 +87,13 @@ def intervene(model: nn.Module, *changes: Change) -> Iterator[None]:
     modules = dict(model.named_modules())
     refuse_compiled(modules)
     intervention = Intervention(modules, changes)
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        blocks = modules if intervention.residual_patches else {}
-        with interception.watch_modules(intervention, modules), watch_blocks(blocks, intervention.handle_block):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
+    blocks = modules if intervention.residual_patches else {}
+    with (
+        FAST_PATH.disable(),
+        interception.watch_modules(intervention, modules),
+        watch_blocks(blocks, intervention.handle_block),
+    ):
+        yield
     for change in changes:
         if change not in intervention.applied_changes:
             warnings.warn(
@@ -73,6 +103,8 @@ def intervene(model: nn.Module, *changes: Change) -> Iterator[None]:
     for name, reason in (intervention.missed | intervention.second_products).items():
         if name in intervention.changed_modules:
             warnings.warn(f"A part of the output of {name} was not changed: {reason}.", stacklevel=3)
+    for name in sorted(intervention.repeated_modules):
+        warnings.warn(f"{name} {REPEATED}.", stacklevel=3)
 
 
 class Intervention:
@@ -88,6 +120,7 @@ class Intervention:
         self.layers: dict[str, tuple[LayerPlace, int]] = {}  # self-attention that ran, and the tokens before its queries
         self.applied_changes: list[Change] = []
         self.changed_modules: set[str] = set()  # whose calls were changed
+        self.repeated_modules: set[str] = set()  # of which a change took positions of several calls of one visit
         self.weighed_modules: set[str] = set()  # whose weights were changed
         self.second_products: dict[str, str] = {}  # of weights with other values, by the module, in words
         self.missed: dict[str, str] = {}  # why calls stay unchanged, by the module that made them
@@ -243,6 +276,9 @@ class Intervention:
         meant, number = self.select_targets(place, kind), place.number_in_part
         if not meant:
             return proceed(call, adapter)
+        calls = 0 if is_step else self.layer_numbers.visits.count_call(name, kind, place.visit)
+        if calls and any(getattr(one, "queries", None) is not None or getattr(one, "keys", None) is not None for one in meant):
+            self.repeated_modules.add(name)
         past = self.queries[1] if kind == "cross" and self.queries[0] == call.q.shape[2] else 0
         call = replace(call, visit=None if is_step else place.visit, past=past)
         whole = [type(change).__name__ for change in meant if not change.can_change_parts]
