@@ -97,7 +97,7 @@ def test_a_byte_and_one_token_are_written_alike_everywhere(capsys):
     assert "[\\xa5]" in out
     assert "what '\\xa5', token 2, attended to" in out
     out = look(capsys, "a", "--why")[1]
-    assert out.startswith("pocket: 1 token. The next word '.' has the logit ")
+    assert out.startswith("pocket: 1 token. The next token '.' has the logit ")
 
 
 @pytest.mark.parametrize("width", [40, 80])
@@ -266,7 +266,7 @@ def test_the_model_in_the_box_is_looked_at_and_reads_as_many_letters_as_it_can(c
 def test_the_words_are_shaded_by_digits_where_there_is_no_colour(capsys, folder):
     _, out, _ = look(capsys, TEXT, "--model", folder)
     lines = out.splitlines()
-    start = lines.index("the share of all attention, in all heads, that each word receives:")
+    start = lines.index("the share of all attention, in all heads, that each token receives:")
     assert lines[start + 1].startswith("the cat saw the dog, and the dog saw the cat. the cat")
     assert set(lines[start + 2]) <= set(" ·123456789")
     assert "\x1b" not in out
@@ -461,7 +461,7 @@ def test_a_model_without_any_softmax_is_shown_with_the_signs_of_its_entries(caps
     code = main(["heads", str(tmp_path / "m.reg"), "--head", "2", "--query", "dog"])
     said = " ".join(capsys.readouterr().out.split())
     assert code == 0
-    assert "what 'dog', token 4, took from each word: layer 2, the mean of its heads: linear recurrence" in said
+    assert "what 'dog', token 4, took from each token: layer 2, the mean of its heads: linear recurrence" in said
     code, _, err = look(capsys, "the cat", "--model", mamba, "--json")
     assert code == 2
     assert "--json is for the table of heads with a softmax" in " ".join(err.split())

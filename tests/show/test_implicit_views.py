@@ -49,7 +49,7 @@ def test_a_wide_screen_has_every_entry_with_its_sign(recording):
     said = " ".join(lines)
     assert lines[0] == "layer 0, head 2: silu attention"
     assert "No softmax: entries are signed; rows need not sum to 1." in said
-    assert "the word whose value it multiplies" in said
+    assert "the token whose value it multiplies" in said
 
 
 def test_a_narrow_one_has_digits_above_zero_and_letters_below(recording):
@@ -106,7 +106,7 @@ def test_a_row_lists_the_entries_largest_in_size_with_their_signs(recording, hea
     row = recording.map(1, kind="implicit").dense()[0, heads, 3].mean(0)
     place = (1, heads[0] if len(heads) == 1 else None)
     lines = read(implicit_views.render_row(recording, place, "a3", PLAIN, False))
-    assert lines[0].startswith("what 'a3', token 3, took from each word: layer 1, ")
+    assert lines[0].startswith("what 'a3', token 3, took from each token: layer 1, ")
     order = row.abs().argsort(descending=True).tolist()
     bars = lines[lines.index("") + 1 :]
     assert [bar.split()[1] for bar in bars] == [f"a{key}" for key in order]

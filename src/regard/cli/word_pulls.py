@@ -37,7 +37,7 @@ def run(options: argparse.Namespace, text: str) -> int:
         found = foreign.run(ids)
     logits = getattr(found, "logits", found)
     if not isinstance(logits, Tensor) or logits.dim() != 3 or not recording.calls:
-        raise ConfigError(f"--why needs a model that predicts the next word, and {foreign.name} does not.")
+        raise ConfigError(f"--why needs a model that predicts the next token, and {foreign.name} does not.")
     last = logits[0, -1]
     token = choose_token(foreign, last.detach(), options.why)
     probability = float(last.detach().float().softmax(-1)[token])
@@ -72,8 +72,8 @@ def print_pulls(rows: list[WordPull], model: str, word: str, logit: float, proba
     """Print the words with the largest pulls, and what the columns are."""
     console = open_console()
     intro = (
-        f"{escape_text(model)}: {len(rows):,} token{'s' * (len(rows) != 1)}. The next word {quote_token(word)} has the logit "
-        f"{logit:.2f}, probability {probability:.2f}. What moved the logit, and where the last word looked:"
+        f"{escape_text(model)}: {len(rows):,} token{'s' * (len(rows) != 1)}. The next token {quote_token(word)} has the logit "
+        f"{logit:.2f}, probability {probability:.2f}. What moved the logit, and where the last token looked:"
     )
     print_wrapped(console, Text(intro, style="bold"))
     for line in render_table(rows if show_all else rows[:SHOWN]):
@@ -97,4 +97,4 @@ def render_table(rows: list[WordPull]) -> Iterator[str]:
         )
         for row in rows
     ]
-    yield from align_columns(("", "word", "pull", "looked", "most by"), cells, ("word", "most by"))
+    yield from align_columns(("", "token", "pull", "looked", "most by"), cells, ("token", "most by"))

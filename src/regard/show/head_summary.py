@@ -87,7 +87,7 @@ def render_links(recording: Recording, heads: Heads, width: int, kind: str = "se
     words = get_axis_words(recording, 0, kind, None, 0, size) if recording.tokens else None
     telling = [row for row in select_clearest(heads) if row.kind not in UNINFORMATIVE_KINDS]
     if telling:
-        named = "a word with those before it → the word it attends to" if words else "a query → the key it attends to most"
+        named = "a token with those before it → the token it attends to" if words else "a query → the key it attends to most"
         yield from wrap_sentence(f"strongest links: {named}", width)
     for row in telling:
         query, key, weight = find_strongest_link(recording.map(row.layer, row.head, kind), kind)

@@ -175,9 +175,9 @@ def describe_cells(grid: Grid, heads: int, is_signed: bool = False) -> str:
     """Describe the rows, the columns and the cells."""
     mean = f"; a cell is the mean of {heads} heads." if heads > 1 else "."
     if max(grid.sizes) == 1 and is_signed:
-        return "A row is a query (the word whose output it is), a column a key (the word whose value it multiplies)" + mean
+        return "A row is a query (the token whose output it is), a column a key (the token whose value it multiplies)" + mean
     if max(grid.sizes) == 1:
-        return "A row is a query (a word that attends), a column a key (a word it attends to)" + mean
+        return "A row is a query (a token that attends), a column a key (a token it attends to)" + mean
     parts, size = ("entries", " in size") if is_signed else ("weights", "")
     kind = f"the mean of its {parts} in {heads} heads" if heads > 1 else f"the largest{size} of its {parts}"
     down, across = format_count(grid.sizes[0], "query", "queries"), format_count(grid.sizes[1], "key", "keys")

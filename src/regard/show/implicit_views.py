@@ -66,7 +66,7 @@ def render_head(recording: Recording, place: LayerHead, window: TerminalArea) ->
 def render_row(
     recording: Recording, place: LayerHead | None, query_text: str, window: TerminalArea, show_all: bool
 ) -> Iterator[Text]:
-    """Generate what multiplies the values in the output of a word, as shaded text and as signed bars."""
+    """Generate what multiplies the values in the output of a token, as shaded text and as signed bars."""
     if place is None:
         raise ConfigError("a row of a layer without a softmax needs the layer: --head L.H, or --head L for its mean.")
     one, m, title = select_map(recording, place)
@@ -76,7 +76,7 @@ def render_row(
     if not 0 <= query < m.shape[2]:
         raise ConfigError(f"token {number} was not recorded as a query: these are tokens {m.offset} to {len(words) - 1}.")
     row = m[0, :, query].double().mean(0).cpu()
-    heading = f"what {quote_token(strip_markers(words[number]))}, token {number:,}, took from each word: {title}"
+    heading = f"what {quote_token(strip_markers(words[number]))}, token {number:,}, took from each token: {title}"
     yield from wrap_sentence(heading, window.width, "bold")
     if len(places) > 1:
         again = f"It occurs {len(places):,} times, and this is the last; select another by its number."

@@ -44,13 +44,13 @@ def render_text(recording: Recording, window: TerminalArea, show_all: bool, kind
         return
     if count > MAX_TOKENS:
         yield from wrap_sentence(
-            f"The attention that each word receives is shown for at most {MAX_TOKENS:,} words; --query shows one word.",
+            f"The attention that each token receives is shown for at most {MAX_TOKENS:,} tokens; --query shows one token.",
             window.width,
         )
         return
     words, values = get_layer_words(recording, 0, kind)[1], compute_attention_shares(recording, kind=kind)
     heat = make_log_heat(values)
-    yield from wrap_sentence("the share of all attention, in all heads, that each word receives:", window.width)
+    yield from wrap_sentence("the share of all attention, in all heads, that each token receives:", window.width)
     yield from limit_lines(render_shaded_text(words, values, heat, window), show_all, window, count)
     yield heat.render_legend(window.colors, window.width)
     yield from render_nan_note(values, window.width)

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="WORD",
         nargs="?",
         const="",
-        help="which words moved the logit of WORD as the next word, or of the likeliest",
+        help="which tokens moved the logit of WORD as the next token, or of the likeliest",
     )
     add_table_arguments(parser)
 
