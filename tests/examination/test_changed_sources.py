@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import regard
+from examination import wrong_calls
 from regard import Everything
 from regard.examination import call_checks
 from regard.examination.changed_sources import find_changed_source, find_decayed_sources, find_mixed_source
@@ -185,3 +186,41 @@ def test_heads_that_are_not_told_from_windows_have_a_source_without_slices():
     assert source.factor == pytest.approx(2, rel=NEAR)
     assert find_changed_source(y[..., : H * D].reshape(B, H, 24, D), [ModuleOutput("to_qk", y)]) is None  # mixed heads
     assert find_changed_source(heads_first.square(), [ModuleOutput("to_qk", y)]) is None
+
+
+class Tempered(wrong_calls.Rotary):
+    """Queries with a factor of their position after the rotation, as in Llama 4."""
+
+    def __init__(self, factor=1.0):
+        super().__init__()
+        self.factor = factor
+
+    def place(self, q, k):
+        q, k = super().place(q, k)
+        return q * (1 + 0.1 * torch.arange(q.shape[2]).div(4).log1p())[:, None] * self.factor, k
+
+
+class ConvolvedAfterProjections(wrong_calls.Rotary):
+    """A causal convolution of each channel after the projections, padded on both sides and cut off at the end."""
+
+    def __init__(self, factor=1.0):
+        super().__init__()
+        self.factor, width = factor, wrong_calls.C
+        self.mix = nn.ModuleList(nn.Conv1d(width, width, 3, groups=width, padding=2) for _ in range(3))
+
+    def split(self, x):
+        parts = [
+            mix(f(x).mT)[..., : x.shape[1]].mT for f, mix in zip((self.q_proj, self.k_proj, self.v_proj), self.mix, strict=True)
+        ]
+        q, k, v = (y.unflatten(-1, (-1, wrong_calls.D)).transpose(1, 2) for y in parts)
+        return q * self.factor, k, v
+
+
+@pytest.mark.parametrize(("make", "kinds"), [(Tempered, []), (ConvolvedAfterProjections, ["wrong scale"])])
+@pytest.mark.parametrize("factor", [1.0, wrong_calls.D**-0.5])
+def test_scales_are_read_through_factors_of_positions_and_convolutions(make, kinds, factor):
+    """A first factor other than 1 may be one of the positions: the scale is unknown then."""
+    torch.manual_seed(0)
+    report = regard.examine(make(factor))
+    assert [one.kind for one in report.findings] == ([] if factor == 1 else kinds)
+    assert bool(report) == (factor == 1), str(report)

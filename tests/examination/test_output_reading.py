@@ -39,3 +39,20 @@ class Right(Rotary):
 def test_one_projection_is_right_whatever_its_weights(bias, weight):
     torch.manual_seed(0)
     assert not examine(Right(bias, weight)).findings
+
+
+class TiedToValues(Rotary):
+    """The output's weight is that of the values, transposed, by design."""
+
+    def __init__(self):
+        super().__init__()
+        del self.o_proj
+
+    def forward(self, x):
+        q, k, v = self.split(x)
+        return self.attend(*self.place(q, k), v).transpose(1, 2).flatten(2) @ self.v_proj.weight
+
+
+def test_a_weight_that_values_and_output_share_is_right():
+    torch.manual_seed(0)
+    assert not examine(TiedToValues()).findings

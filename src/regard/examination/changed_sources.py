@@ -1,7 +1,7 @@
 """Find which module's output queries or keys were made from where norms do not show it.
 
-A constant was added, heads come from different modules, tokens stand in another order, pairs of columns grow or decay with the
-position (XPos), or tokens were mixed by a parameter (Linformer).
+A constant was added, heads come from different modules, tokens stand in another order, queries have a factor of their position,
+pairs of columns grow or decay with the position (XPos), or tokens were mixed by a parameter (Linformer).
 Sources: Sun et al. 2022, A Length-Extrapolatable Transformer, section 3.1; Wang et al. 2020, Linformer, equation 7.
 """
 
@@ -28,7 +28,14 @@ def find_changed_source(x: Tensor, outputs: Sequence[ModuleOutput]) -> Projectio
     """Return the output that x (b, h, t, d) is up to a constant, head by head, or in another order; None if there is none."""
     if x.dtype not in NEAR or x.shape[-1] < 2:
         return None
-    for find in (find_source_before_split, find_shifted_source, find_source_of_each_head, find_reordered_source):
+    finds = (
+        find_source_before_split,
+        find_shifted_source,
+        find_source_of_each_head,
+        find_reordered_source,
+        find_tempered_source,
+    )
+    for find in finds:
         found = find(x, outputs)
         if found is not None:
             return found
@@ -74,6 +81,29 @@ def find_shifted_source(x: Tensor, outputs: Sequence[ModuleOutput]) -> Projectio
             return ProjectionSource(
                 one.name, slices, float(own.mean()), x.double(), slice_count=count, is_ambiguous=not is_sure
             )
+    return None
+
+
+def find_tempered_source(x: Tensor, outputs: Sequence[ModuleOutput]) -> ProjectionSource | None:
+    """Return the last output of which x (b, h, t, d) has the norms up to a factor of each token, 1 for the first; None without.
+
+    The factors are those of positions, the same in all heads and sequences, as the temperature of Llama 4.
+    """
+    b, h, t, _ = x.shape
+    norms = x.double().norm(dim=-1)
+    if b * h < LEAST_TOKENS or t < 2 or not bool(norms.isfinite().all()):
+        return None
+    for one in reversed(outputs):
+        y = arrange_tokens(one.output, x)
+        if y is None or y.shape[-1] != h * x.shape[-1]:
+            continue
+        own = y.unflatten(-1, (h, -1)).transpose(1, 2)
+        factors = (norms / own.norm(dim=-1)).mean((0, 1)).unsqueeze(-1)  # (t, 1)
+        if abs(float(factors[0]) - 1) > NEAR[x.dtype]:
+            continue
+        found = find_source((x.double() / factors).to(x.dtype), [one])
+        if found is not None and not found.is_ambiguous and found.projected.shape == x.shape:
+            return found._replace(projected=found.projected * factors)
     return None
 
 

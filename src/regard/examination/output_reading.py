@@ -124,7 +124,7 @@ def find_wrong_projection(
 ) -> OutputReading | None:
     """Return how a module changes what its output projection makes of the heads: a bias or all of it twice, or transposed."""
     values = next(list_values(call, out.in_features // call.q.shape[1]), None)
-    if values is None:
+    if values is None or parse_role(last) in ("q", "k", "v"):  # a weight that is shared with the output by design
         return None
     context = (weights @ values.numbers).transpose(1, 2).flatten(2)
     weight, bias = out.weight.detach().double(), 0 if out.bias is None else out.bias.detach().double()

@@ -162,8 +162,8 @@ def arrange_tokens(y: Tensor, x: Tensor) -> Tensor | None:
         y = y.flatten(2).transpose(1, 2)
     if y.dim() == 3 and y.shape[:2] == (t, b) and b != t:
         y = y.transpose(0, 1)
-    if y.dim() == 3 and y.shape[0] == b and y.shape[1] != t == y.shape[2]:  # of a convolution
-        y = y.transpose(1, 2)
+    if y.dim() == 3 and y.shape[0] == b and y.shape[1] != t <= y.shape[2] <= t + EXTRA:  # of a convolution, cut off at the end
+        y = y[..., :t].transpose(1, 2)
     return y if y.dim() == 3 and y.shape[:2] == (b, t) and y.shape[-1] % d == 0 else None
 
 
