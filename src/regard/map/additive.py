@@ -14,9 +14,9 @@ BLOCK_TANHS = 2**18  # numbers within the tanh at a time, few enough for the pro
 SINGLE_THREAD_LIMIT = 2**22  # numbers within the tanh up to which one thread is used
 
 
-def scores(q: Tensor, k: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
-    """Compute weightᵀ tanh(q + k), (n, m), for q (n, d), k (m, d) and weight (d,); write it to `out` (n, m) if given."""
-    found = q.new_empty(len(q), len(k)) if out is None else out
+def scores(q: Tensor, k: Tensor, weight: Tensor) -> Tensor:
+    """Compute weightᵀ tanh(q + k), (n, m), for q (n, d), k (m, d) and weight (d,)."""
+    found = q.new_empty(len(q), len(k))
     if additive.can_use_loops(q[None, None], k[None, None], weight):
         compute_compiled_scores(q, k, weight, found)
         return found

@@ -169,13 +169,13 @@ class Plane:
             columns, weights = self.list_columns(ranges), below.divide(exponentials)
             yield RowRun(ranges, columns, positions, masked, weights, below, start, stop)
 
-    def compute_masked_rows(self, start: int, stop: int, ranges: Spans, out: Tensor | None = None) -> Tensor:
+    def compute_masked_rows(self, start: int, stop: int, ranges: Spans) -> Tensor:
         """Compute the masked scores (n, m) of these queries with the keys of these ranges.
 
-        The mask is evaluated only for keys that not all of the queries see; `out` is a buffer for the result.
+        The mask is evaluated only for keys that not all of the queries see.
         """
         queries = torch.arange(start, stop, device=self.q.device).unsqueeze(-1)
-        masked = self.compute_scores(self.q[start:stop], self.gather_keys(ranges), out)
+        masked = self.compute_scores(self.q[start:stop], self.gather_keys(ranges))
         must = self.request.mask.find_certain_keys(self.make_query_block(start, stop), self.shape[1])
         first = 0
         for i, j in ranges:
@@ -235,12 +235,9 @@ class Plane:
             scores = additive.score_pairs(self.q[queries], self.k[keys], self.weight)
         return self.apply_bias_and_mask(self.scale_and_cap(scores), queries, keys)
 
-    def compute_scores(self, q: Tensor, k: Tensor, out: Tensor | None = None) -> Tensor:
-        """Compute scaled and capped scores of queries and keys, (n, m): q kᵀ or additive; `out` is a buffer for them."""
-        room = None if out is None else out[: len(q) * len(k)].view(len(q), len(k))
-        return self.scale_and_cap(
-            multiply_exactly(q, k.T, out=room) if self.weight is None else additive.scores(q, k, self.weight, room)
-        )
+    def compute_scores(self, q: Tensor, k: Tensor) -> Tensor:
+        """Compute scaled and capped scores of queries and keys, (n, m): q kᵀ or additive."""
+        return self.scale_and_cap(multiply_exactly(q, k.T) if self.weight is None else additive.scores(q, k, self.weight))
 
     def scale_and_cap(self, scores: Tensor) -> Tensor:
         """Scale and cap scores, in place."""
@@ -276,10 +273,10 @@ def count_block_numbers(device: torch.device) -> int:
     return GPU_FACTOR * BLOCK_NUMBERS if device.type == "cuda" else BLOCK_NUMBERS
 
 
-def multiply_exactly(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+def multiply_exactly(a: Tensor, b: Tensor) -> Tensor:
     """Compute a b with autocast off, which would round it."""
     with disable_autocast(a.device):
-        return torch.matmul(a, b, out=out)
+        return a @ b
 
 
 def exponentiate_rows(masked: Tensor, sink: Tensor | None) -> tuple[Denominators, Tensor]:

@@ -143,12 +143,9 @@ def check_floating(name: str, x: object, advice: str = "") -> Tensor:
     return x
 
 
-def check_tensor_axes(name: str, x: object, least: int, form: str = "") -> Tensor:
-    """Return a floating tensor of at least `least` axes, or raise ConfigError or ShapeError.
-
-    `form` describes the axes in the message.
-    """
+def check_tensor_axes(name: str, x: object, least: int) -> Tensor:
+    """Return a floating tensor of at least `least` axes, or raise ConfigError or ShapeError."""
     found = check_floating(name, x)
     if found.dim() < least:
-        raise ShapeError(f"{name} must have {form or f'{least} axes or more'}, got {tuple(found.shape)}.")
+        raise ShapeError(f"{name} must have {least} axes or more, got {tuple(found.shape)}.")
     return found

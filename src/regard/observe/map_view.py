@@ -202,9 +202,9 @@ class MapView:
         known = {0: "itself", 1: "previous"}
         return getattr(self.statistics, known[back]) if back in known else self.map.diagonal(back)
 
-    def average_queries(self, found: Tensor, among: Tensor | None = None) -> Tensor:
-        """Return the mean of (b, h, q) over the queries that count and are in `among`, (b, h); NaN where there are none."""
-        return self.score_queries(found, among).mean()
+    def average_queries(self, found: Tensor) -> Tensor:
+        """Return the mean of (b, h, q) over the queries that count, (b, h); NaN where there are none."""
+        return self.score_queries(found).mean()
 
     def score_queries(self, found: Tensor, among: Tensor | None = None) -> QueryScores:
         """Return a score of each query (b, h, q), with the queries that count and are in `among`."""

@@ -181,8 +181,8 @@ def average_segments(found: QueryScores | Tensor, head: int) -> list[float]:
 
 
 @functools.cache
-def compute_student_quantile(freedom: int, confidence: float = CONFIDENCE) -> float:
-    """Return t with P(-t < T < t) = confidence for Student's T with so many degrees of freedom.
+def compute_student_quantile(freedom: int) -> float:
+    """Return t with P(-t < T < t) = CONFIDENCE for Student's T with so many degrees of freedom.
 
     Source: Abramowitz and Stegun, 26.7.3 and 26.7.4, solved by bisection.
     """
@@ -190,7 +190,7 @@ def compute_student_quantile(freedom: int, confidence: float = CONFIDENCE) -> fl
     low, high = 0.0, math.pi / 2  # of the angle atan(t / √freedom)
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if compute_student_probability(middle, freedom) < confidence else (low, middle)
+        low, high = (middle, high) if compute_student_probability(middle, freedom) < CONFIDENCE else (low, middle)
     return math.sqrt(freedom) * math.tan((low + high) / 2)
 
 

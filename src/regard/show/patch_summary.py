@@ -31,8 +31,8 @@ class LayerMeans:
     patches: float
 
 
-def compute_layer_numbers(recording: Recording, layer: int, part: str | None = None, row: int = 0) -> LayerMeans:
-    """Compute the numbers of a layer of self-attention whose tokens are patches of one image; NaN if no patch is a query."""
+def compute_layer_numbers(recording: Recording, layer: int, part: str | None = None) -> LayerMeans:
+    """Compute the numbers of a layer of self-attention to patches, of the first image; NaN if no patch is a query."""
     grid = recording.axis_places(layer, "self", part)[1][0]
     assert isinstance(grid, PatchGrid)
     m = recording.map(layer, part=part)
@@ -41,7 +41,7 @@ def compute_layer_numbers(recording: Recording, layer: int, part: str | None = N
     for window in range(grid.windows if grid.has_queries else 0):
         patches = cells[window]
         asking = patches[m.shape[3] - m.shape[2] :] != EMPTY
-        one, count = m.select(batch=row * grid.windows + window), count + int(asking.sum())
+        one, count = m.select(batch=window), count + int(asking.sum())
         for head in range(m.shape[1]):
             weights = one[0, head].double().cpu()[asking]
             inside = weights[:, patches != EMPTY]

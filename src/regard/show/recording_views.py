@@ -48,7 +48,7 @@ def render_text(recording: Recording, window: TerminalArea, show_all: bool, kind
             window.width,
         )
         return
-    words, values = get_layer_words(recording, 0, kind)[1], compute_attention_shares(recording, kind=kind)
+    words, values = get_layer_words(recording, 0, kind)[1], compute_attention_shares(recording, kind)
     heat = make_log_heat(values)
     yield from wrap_sentence("the share of all attention, in all heads, that each token receives:", window.width)
     yield from limit_lines(render_shaded_text(words, values, heat, window), show_all, window, count)

@@ -19,12 +19,12 @@ MARKED = Style(bold=True)
 BREAK, BLANK = "↵", "␣"  # a line end, and a token of blanks only
 
 
-def compute_attention_shares(recording: Recording, row: int = 0, kind: str = "self") -> Tensor:
-    """Compute the share of all attention that each key receives, (k,), over all heads and layers.
+def compute_attention_shares(recording: Recording, kind: str = "self") -> Tensor:
+    """Compute the share of all attention that each key of the first batch row receives, (k,), over all heads and layers.
 
     The shares sum to 1, or to what sinks leave of it.
     """
-    maps = [recording.map(layer, kind=kind).select(batch=row) for layer in range(len(recording.layers(kind)))]
+    maps = [recording.map(layer, kind=kind).select(batch=0) for layer in range(len(recording.layers(kind)))]
     return torch.stack([m.received()[0].mean(0) for m in maps]).mean(0) / maps[0].shape[2]
 
 
