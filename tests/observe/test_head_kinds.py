@@ -137,7 +137,7 @@ def test_without_words_the_table_says_what_is_not_in_it():
     assert not {"duplicate", "induction", "punctuation"} & set(found.detectors)
     assert (
         str(found).splitlines()[-1]
-        == "without words for the keys there is no duplicate, induction, punctuation: set recording.tokens."
+        == "without the text of the tokens there is no duplicate, induction, punctuation: set recording.tokens."
     )
     with_ids = heads(Recorded(maps(1)), tokens=torch.arange(T) % 5)
     assert {"duplicate", "induction"} <= set(with_ids.detectors)

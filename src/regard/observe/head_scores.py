@@ -92,7 +92,7 @@ class HeadOptions:
         """Return a sentence, in a tuple, on the scores that cannot be computed without words; empty if there are none."""
         lost = [name for name in ("duplicate", "induction") if self.tokens is None and kind == "self"]
         lost += [name for name in self.classes if name not in self.available_classes]
-        return (f"without words for the keys there is no {', '.join(lost)}: set recording.tokens.",) if lost else ()
+        return (f"without the text of the tokens there is no {', '.join(lost)}: set recording.tokens.",) if lost else ()
 
 
 def score_pattern(look: MapView, pattern: Pattern) -> QueryScores:

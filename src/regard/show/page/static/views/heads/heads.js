@@ -244,7 +244,7 @@ function selectTile(it, state) {
   labelTiles(it, state);
   if (it.whole) it.clearest.replaceChildren(...renderClearestHeads(it.app, [...it.rows.values()], it.telling, (row) => findPlace(it, row)));
   it.said.textContent = describeKind(it, state);
-  it.told.textContent = [isProbed(it.app, state) && "Kinds and scores are those of the probe, repeated random tokens; the pictures show this text.", ...it.notes].filter(Boolean).join(" ");
+  it.told.textContent = [isProbed(it.app, state) && "Kinds and scores are those of the probe, repeated random tokens; the pictures show this text.", ...it.notes.map(capitalize)].filter(Boolean).join(" ");
   describePicture(it, state);
 }
 
@@ -301,3 +301,5 @@ const listKeys = (it) => [
 ];
 
 const formatPlural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
+
+const capitalize = (text) => text.charAt(0).toUpperCase() + text.slice(1);
