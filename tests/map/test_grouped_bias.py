@@ -98,6 +98,19 @@ def test_a_bias_with_one_other_entry_is_kept_whole(draw, where):
         assert compress_bias(bias) is bias
 
 
+@pytest.mark.parametrize("hidden", [(slice(-2, None), slice(None)), (slice(None), 0), (0, slice(None))])
+def test_a_bias_whose_hidden_keys_have_large_numbers_is_read_as_exactly_as_the_others(hidden):
+    others = torch.randn(B, H, Q, ROWS, COLUMNS, generator=torch.Generator().manual_seed(3))
+    others[(..., *hidden)] = -1e9
+    bias = others.flatten(-2)
+    assert compress_bias(bias) is bias
+    sums = draw_image().float().unflatten(-1, (ROWS, COLUMNS))
+    sums[(..., *hidden)] = -1e9
+    whole = sums.flatten(-2)
+    difference = (compress_bias(whole).to_dense() - whole).abs()
+    assert difference[whole > -1e9].max() <= 1e-5
+
+
 def test_a_bias_of_half_precision_is_kept_whole():
     bias = draw_image().bfloat16()
     assert compress_bias(bias) is bias

@@ -4,7 +4,6 @@ The decomposed relative positions of images (MViT, SAM) add a number for the row
 of XLNet are groups as they are.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +13,8 @@ from torch import Tensor
 from regard.map.computed_bias import ComputedBias, MatrixIndex, define_entrywise, drop_repeated_axes
 
 SMALLER = 4  # times as many keys as numbers of a query must a bias have
-ROUNDING = 4  # times the rounding of the largest entry, by which a sum of two numbers may differ from an entry
+ROUNDING = 4  # times the rounding of the largest seen entry of a query, by which a sum of two numbers may differ from an entry
+HIDDEN = 100.0  # below the largest entry of a query: smaller ones hide keys, as -1e9 does, and their rounding does not count
 PRECISE = (torch.float32, torch.float64)  # in which that is no more than the rounding of scores
 
 
@@ -140,8 +140,10 @@ def find_image(bias: Tensor) -> GroupedBias | None:
 def is_sum(image: Tensor) -> bool:
     """Return whether entries (..., rows, columns) are sums of a number for each row and one for each column."""
     expected = image[..., :1] + (image[..., :1, :] - image[..., :1, :1])
-    tolerance = ROUNDING * torch.finfo(image.dtype).eps * float(image.abs().amax())
-    return float((expected - image).abs().amax()) <= tolerance < math.inf  # False for NaN
+    entries, difference = image.flatten(-2), (expected - image).abs().flatten(-2).amax(-1)
+    is_seen = entries >= entries.amax(-1, keepdim=True) - HIDDEN
+    tolerance = ROUNDING * torch.finfo(image.dtype).eps * entries.abs().where(is_seen, 0).amax(-1)
+    return bool((difference <= tolerance).all())  # False for NaN, and for infinite entries
 
 
 def list_matrices(x: Tensor, axes: int = 2) -> Iterator[Tensor]:
