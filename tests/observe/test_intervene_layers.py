@@ -37,6 +37,20 @@ class Relu(Attention):
         return self.out(((q @ k.mT / D).relu() @ v).transpose(1, 2).flatten(2))
 
 
+class Cached(Attention):
+    """Causal attention that keeps its keys and values for the next forward."""
+
+    known = None
+
+    def forward(self, x):
+        q, k, v = self.project(x).unflatten(-1, (3, H, D)).permute(2, 0, 3, 1, 4)
+        if self.known is not None:
+            k, v = (torch.cat(pair, 2) for pair in zip(self.known, (k, v), strict=True))
+        self.known = k, v
+        mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(k.shape[2] - q.shape[2])
+        return self.out(F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2))
+
+
 class Steps(nn.Module):
     """Modules of attention by their paths, and the order in which a forward runs them."""
 
@@ -193,6 +207,24 @@ def test_a_longer_decoder_is_numbered_as_in_a_recording():
         for _ in range(2):
             model(input_ids=tokens, decoder_input_ids=tokens)
     assert [not recording.map(n).dense()[:, :, 5, 1].any() for n in range(3)] == [False, False, True]
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_the_steps_of_a_generation_are_recorded_of_the_layers_of_its_first_forward(number):
+    order, recordings = ["tower.0", "tower.1", "text.0", "text.1", "text.2", "text.3"], []
+    x = torch.randn(B, T, C)
+    for chosen in ({}, {"layers": [number]}):
+        model = Steps(order, Cached)
+        with torch.no_grad(), record(model, **chosen) as found:
+            model(x)
+            for n in range(3):
+                model(x[:, n : n + 1], order=order[2:])
+        recordings.append(found)
+    whole, part = recordings
+    assert part.layers()[0] == order[number]
+    for name in part.layers():
+        assert whole.map(name).shape[2] == T + 3
+        torch.testing.assert_close(part.map(name).dense(), whole.map(name).dense(), rtol=EQUAL, atol=EQUAL)
 
 
 def test_a_number_that_no_layer_has_is_answered_with_those_that_there_are():

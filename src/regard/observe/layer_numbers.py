@@ -90,6 +90,7 @@ class LayerNumbers:
         self.order: dict[str, list[tuple[str, int]]] = {}  # by kind: module and visit, in the order they first ran
         self.paths: dict[bool, dict[str, None]] = {False: {}, True: {}}  # of modules of all forwards, with a softmax or without
         self.parts: list[str] = []
+        self.first_numbers: dict[tuple[str, str, int], set[int | None]] = {}  # by kind, module and visit
 
     def start_forward(self, root: str) -> None:
         """Start a forward of a module; layers are numbered anew where it ran before, as itself or in another one."""
@@ -128,6 +129,14 @@ class LayerNumbers:
         in_part = [one for one in order if own is None or is_in_part(one[0], own)].index((name, visit))
         number = order.index((name, visit)) if default is None else in_part if own == default else None
         return LayerPlace(name, visit, number, in_part)
+
+    def find_first_numbers(self, name: str, kind: str, is_stepwise: bool) -> set[int | None]:
+        """Return both numbers of the layer that calls attention, as they were when it first ran.
+
+        In the steps of a generation a model may leave out its first layers, as those of an image.
+        """
+        place = self.find_place(name, kind, is_stepwise)
+        return self.first_numbers.setdefault((kind, name, place.visit), place.numbers)
 
     def describe_layers(self, kind: str) -> str:
         """Return which layers of a kind ran, in words."""

@@ -138,7 +138,7 @@ class RecordingWatcher:
     def record_recurrence(self, call: RecurrenceCall, name: str) -> None:
         """Add a recurrence to the recording, unless its layer is not selected."""
         tracker = self.tracker
-        if not self.selection.has_layer(name, lambda: tracker.layer_numbers.find_place(name, IMPLICIT).numbers):
+        if not self.selection.has_layer(name, lambda: tracker.layer_numbers.find_first_numbers(name, IMPLICIT, False)):
             return
         key, history = tracker.place_recurrence(call, name)
         found = call.read() if history is None else call.read().select_new_values()
@@ -240,7 +240,7 @@ class RecordingWatcher:
         kind = numbers.infer_kind(call, name)
         self.attended |= {name} if kind == "self" else set()
         is_step = call.is_stepwise and kind == "cross"
-        if not self.selection.has_layer(name, lambda: numbers.find_place(name, kind, is_step).numbers):
+        if not self.selection.has_layer(name, lambda: numbers.find_first_numbers(name, kind, is_step)):
             return None
         key, history, match = tracker.place_call(call, name, kind)
         if kind == "self":
