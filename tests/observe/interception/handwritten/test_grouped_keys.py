@@ -157,3 +157,20 @@ def test_decays_of_each_pair_are_stored_as_they_are(in_float64):
         model(torch.randn(B, 37, H * D))
     torch.testing.assert_close(recording.map(0).dense(), model[0].weights, rtol=0, atol=EQUAL)
     assert ["is stored as it is" in note for note in recording.notes] == [True]
+
+
+def test_queries_that_hide_all_keys_leave_the_bias_of_others_as_it_is():
+    class Biased(Forgetting):
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.project(x).unflatten(-1, (3, H, D)).permute(2, 0, 3, 1, 4)
+            bias = torch.randn(H, x.shape[1], x.shape[1])
+            bias[:, 5] = -1e9
+            self.weights = (q @ k.mT / D**0.5 + bias).softmax(-1)
+            return (self.weights @ v).transpose(1, 2).flatten(2)
+
+    torch.manual_seed(7)
+    model = nn.Sequential(Biased("biased"))
+    with torch.no_grad(), record(model) as recording:
+        model(torch.randn(B, 37, H * D))
+    assert recording.map(0).planes.request.q.shape[3] == D  # not the weights as they are
+    torch.testing.assert_close(recording.map(0).dense(), model[0].weights, rtol=0, atol=1e-6)

@@ -31,6 +31,7 @@ from regard.observe.mask_inference import infer_rule, infer_rule_with_bias
 
 FILLED = -1e3  # a larger number that is filled in or added does not hide a key
 ROUNDING = 4  # times the rounding of the largest entry, by which the shift of a row may differ from key to key
+MASKED = -1e4  # what is not larger hides keys, as -1e9 does, and its rounding does not count
 UNDERFLOW = 120.0  # below the largest score, a weight is 0 in float32
 ADDED = (
     "it adds a boolean mask to its scores, which raises those of the keys that the mask shows by 1 and hides none: keys that "
@@ -351,7 +352,7 @@ def reduce_to_keys(bias: Tensor, hidden: Tensor | None) -> Tensor:
     if bias.shape[-2] == 1 or not bool(bias.isfinite().all()):
         return bias
     last, eps = bias[..., -1:, :], torch.finfo(bias.dtype).eps
-    tolerance = ROUNDING * eps * float(bias.abs().amax())
+    tolerance = ROUNDING * eps * float(bias.masked_fill(bias <= MASKED, 0).abs().amax())
     for rows in (slice(-2, None), slice(None)):  # a few rows are quick, and tell most
         rest = bias[..., rows, :] - last
         if hidden is None:
