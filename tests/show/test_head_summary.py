@@ -52,13 +52,13 @@ def table(short):
     return heads(short)
 
 
-def test_links_between_what_has_no_words_are_not_called_words():
+def test_links_between_what_has_no_tokens_are_not_called_tokens():
     found = record_words(20)
     rows = Heads(tuple(replace(row, kind="previous token") for row in heads(found)))
-    assert "a word with those before it" in next(render_links(found, rows, 80)).plain
+    assert "a token with those before it" in next(render_links(found, rows, 80)).plain
     found.tokens = None
     heading, first, *_ = (line.plain for line in render_links(found, rows, 80))
-    assert "word" not in heading
+    assert "token" not in heading
     assert "query" in first
 
 

@@ -313,7 +313,8 @@ def join_rules(parts: ScoreParts, low: float, q: Tensor, k: Tensor) -> Any:
     mask = None if added is None else build_additive_mask(added, added <= low)
     if bias is None:
         return (EVERYTHING, 0, None) if mask is None else infer_rule(mask, q, k)
-    bias = reduce_to_keys(bias.to(score_dtype(bias.dtype)), None if added is None else added <= low).clone()
+    bias = bias.to(score_dtype(bias.dtype))
+    bias = reduce_to_keys(bias, None if added is None else added <= low, score_dtype(q.dtype)).clone()
     return infer_rule_with_bias(mask, False, compress_bias(bias), q, k)
 
 
@@ -344,14 +345,15 @@ def build_additive_mask(added: Tensor, hidden: Tensor) -> Tensor:
     return mask.masked_fill_(blind & (added == most) & (most != -math.inf), torch.finfo(torch.float32).min)
 
 
-def reduce_to_keys(bias: Tensor, hidden: Tensor | None) -> Tensor:
+def reduce_to_keys(bias: Tensor, hidden: Tensor | None, kind: torch.dtype) -> Tensor:
     """Return a bias (..., q, k) that is the same for all queries up to a shift of each row as (..., 1, k), else as it is.
 
-    Its entries of hidden keys do not count. The shifts may be rounded, as those of decays that are added up over tokens.
+    Its entries of hidden keys do not count. The shifts may be rounded as numbers of `kind`, the dtype of the scores, are, as
+    those of decays that are added up over tokens.
     """
     if bias.shape[-2] == 1 or not bool(bias.isfinite().all()):
         return bias
-    last, eps = bias[..., -1:, :], torch.finfo(bias.dtype).eps
+    last, eps = bias[..., -1:, :], torch.finfo(kind).eps
     tolerance = ROUNDING * eps * float(bias.masked_fill(bias <= MASKED, 0).abs().amax())
     for rows in (slice(-2, None), slice(None)):  # a few rows are quick, and tell most
         rest = bias[..., rows, :] - last
