@@ -88,3 +88,18 @@ def test_what_the_loop_does_not_read_is_compared_by_torch(change):
         call.scale = torch.tensor(0.3)
     assert not can_compare_compiled(call, weights, rows)
     assert row_comparison.compare_rows(call, weights, 1.0, every=False) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("hides", [-1e4, -1e9])
+def test_a_number_that_hides_a_key_allows_no_difference_of_others(dtype, hides):
+    call, _, rows = build_case(0, 1, 2, 2, 12, 8)
+    call.q, call.k = call.q.to(dtype), call.k.to(dtype)
+    call.bias = torch.randn(1, 2, 12, 12, dtype=dtype)
+    call.bias[..., 5] = hides
+    weights = (call.q @ call.k.mT * 8**-0.5 + call.bias).softmax(-1)
+    assert row_comparison.compare_rows(call, weights, 0.0, every=False) is None
+    call.bias[..., 3] += 0.1
+    difference = row_comparison.compare_rows(call, weights, 0.0, every=False)
+    expected = (call.q @ call.k.mT * 8**-0.5 + call.bias).softmax(-1)[:, :, rows] - weights[:, :, rows]
+    assert difference == pytest.approx(float(expected.abs().max()), rel=1e-4)

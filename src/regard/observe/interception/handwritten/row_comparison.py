@@ -14,7 +14,7 @@ from regard.mechanism.scores import score_dtype
 from regard.mechanism.steps import normalize_scores
 from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.interception.forward_cache import cache_in_forward
-from regard.observe.interception.handwritten.score_formula import bound_products
+from regard.observe.interception.handwritten.score_formula import UNDERFLOW, bound_products
 
 SAMPLED_ROWS = 4  # of each matrix
 MOST_COMPILED = 2**18  # products of rows and keys that are compared by a compiled loop; for more, torch is as fast
@@ -56,11 +56,17 @@ def compare_sampled_rows(call: AttentionCall, matrix: Tensor, rounding: float, s
     ours = (weigh_scores(scores, None) if call.sinks is None else normalize_scores(scores, call.sinks)).to(q.dtype).to(kind)
     has_nan = theirs.isnan().any(-1, keepdim=True)
     difference, tolerance = (ours - theirs).abs_().masked_fill_(has_nan, 0), (theirs * q.shape[-1]).add_(1).mul_(4 * eps)
-    size = bound_products(q, k, 1.0 if call.scale is None else call.scale) + (
-        0.0 if bias is None else float(bias.masked_fill(bias.isinf(), 0).abs().amax().clamp(max=1e6))
-    )
+    size = bound_products(q, k, 1.0 if call.scale is None else call.scale) + bound_seen_bias(scores, bias)
     tolerance += 4 * eps * theirs * size
     return None if bool((difference <= tolerance).logical_or(has_nan).all()) else float(difference.nan_to_num(1).amax())
+
+
+def bound_seen_bias(scores: Tensor, bias: Tensor | None) -> Tensor | float:
+    """Return the largest size of the bias in each row, (b, h, n, 1), without keys whose scores give no weight."""
+    if bias is None:
+        return 0.0
+    is_seen = scores >= scores.amax(-1, keepdim=True) - UNDERFLOW
+    return torch.where(is_seen & bias.isfinite(), bias.to(scores.dtype), 0).abs().amax(-1, keepdim=True).clamp(max=1e6)
 
 
 @lru_cache(maxsize=8)
