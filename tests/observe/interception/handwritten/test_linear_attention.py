@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -375,6 +375,7 @@ def test_rows_of_a_running_sum_see_no_later_key(form, feature_map):
 
 
 @given(st.integers(1, 3), st.integers(1, 9), st.integers(2, 9), st.sampled_from(sorted(NOT_CAUSAL)))
+@example(1, 3, 4, "features in another order")
 def test_queries_may_be_of_another_sequence(b, n, t, form):
     if form != "an einsum of three":
         check_map(Mixer(NOT_CAUSAL[form], F.softplus), torch.randn(b, n, 11), torch.randn(b, t, 11))

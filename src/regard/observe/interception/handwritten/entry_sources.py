@@ -174,13 +174,14 @@ def drop_repeats(
     distinct_rows, dims = x, list(trace.dims)
     undropped = x if trace.undropped is None else trace.undropped[0]
     for n, one in enumerate(sources[0]):
+        if one.axes or one.elsewhere.any():
+            continue
         first = undropped.narrow(n, 0, 1)
-        if (
-            not one.axes
-            and not one.elsewhere.any()
-            and torch.equal(first.expand(undropped.shape).nan_to_num(), undropped.nan_to_num())
-        ):
-            distinct_rows, undropped, dims[n] = distinct_rows.narrow(n, 0, 1), first, ()
+        if not torch.equal(first.expand(undropped.shape).nan_to_num(), undropped.nan_to_num()):
+            continue
+        if undropped.shape[n] > 1:  # else a view would be another tensor, whose makers are not known
+            distinct_rows, undropped = distinct_rows.narrow(n, 0, 1), first
+        dims[n] = ()
     before = None if trace.undropped is None else (undropped, tuple(dims))
     place = product.find_place(x)
     own = dict(zip(product.labels[place], distinct_rows.shape, strict=True))
