@@ -278,7 +278,7 @@ def heads(
     and else "unclear": its sentence lists the largest scores.
 
     kind="implicit" is of recurrences and convolutions, whose entries are signed: the scores are shares of the absolute values
-    of a row, |M_ij| / Σ |M_in|, and the kinds follow the same rule with these, without "broad" and "stripe". There are no
+    of a row, ``|M_ij| / Σ |M_in|``, and the kinds follow the same rule with these, without "broad" and "stripe". There are no
     scores that need weights, as entropy, and no classes; needle, projections and scores are refused.
     """
     check_instance("recording", recording, Recording, "Record a model with regard.record(model).")
