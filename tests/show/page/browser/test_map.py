@@ -240,4 +240,4 @@ def test_the_entropy_of_a_single_word_is_0(open_page, serving):
     page.add_init_script(DRAWN)
     wait_until_settled(page.reload() and page)
     told = {text for text, *_ in page.evaluate("window.drawn") if text.startswith("spread")}
-    assert told == {"spread of each row, up to 1.00 words (entropy 0.00 nats)"}
+    assert told == {"spread of each row, up to 1.00 tokens (entropy 0.00 nats)"}
