@@ -81,6 +81,15 @@ from regard import AttentionMap, Causal
 from regard.compiled.jit_cache import LoopCache, LazyCallback
 from regard.map.attribution_map import AttributionMap
 
+class ByHand(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.project = torch.nn.Linear(8, 24)
+
+    def forward(self, x):
+        q, k, v = self.project(x).chunk(3, -1)
+        return torch.softmax(q @ k.mT, -1) @ v
+
 class Count(Listener):
     def __init__(self):
         self.lowered = []
@@ -111,6 +120,9 @@ q, k, v = torch.randn(3, 1, 1, 297, 8)  # more than maps compute together
 seen = AttentionMap(q, k, mask=Causal())
 seen.overview(), seen.top(3), seen @ v, seen.mT @ v, seen.mT @ torch.cat([v] * 4, -1), seen.tile(slice(10, 60), slice(0, 50), 5)
 AttributionMap(seen, q, v).overview()
+model = ByHand()
+with torch.no_grad(), regard.record(model):
+    model(q[0])
 never = [value.py_func.__qualname__ for value in kept if not value.signatures]
 print(json.dumps({"callbacks": len(callbacks), "kept": len(kept), "never": never, "lowered": count.lowered}))
 """
