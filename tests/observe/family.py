@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -164,9 +163,3 @@ def widen(model: nn.Module, spread: float) -> None:
             nn.init.normal_(parameter, std=spread / parameter[0].numel() ** 0.5)
         elif parameter.dim():
             parameter.add_(0.2 * torch.randn_like(parameter))
-
-
-def parametrize_families(families: list[Family]) -> pytest.MarkDecorator:
-    """A test of each family, of which some are in the everyday run."""
-    given = [pytest.param(one, id=one.name, marks=() if one.quick else pytest.mark.slow) for one in families]
-    return pytest.mark.parametrize("family", given)

@@ -10,7 +10,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 from bounds import EXPONENTIAL, TORCH_EXPONENTIAL, assert_within, attention_bounds, sum_bound
 from observe.eager_weights import are_equal, compare_with_eager, find_map, largest, list_attentions, run
 from observe.families import FAMILIES, find_family
-from observe.family import Widened, parametrize_families, widen
+from observe.family import Widened, widen
+from observe.parametrized_families import parametrize_families
 from observe.recording_checks import EQUAL, assert_map
 from regard import Given, attend
 from regard.observe import record, recording_watcher

@@ -8,9 +8,10 @@ from torch import nn
 
 from observe.eager_weights import are_equal, run
 from observe.families import TEXT
-from observe.family import ANY, B, Family, T, parametrize_families, tokens
+from observe.family import ANY, B, Family, T, tokens
 from observe.handwritten_families import HAND, SINGLE, UNCOMPARED, UNSOFTENED, compare_with_attentions, compare_with_own_weights
 from observe.handwritten_media_families import KERNELS
+from observe.parametrized_families import parametrize_families
 from observe.recording_checks import EQUAL
 
 UNNAMED = ("levit", "wavtokenizer", "groupvit")  # whose modules are numbered, not named
