@@ -1,20 +1,17 @@
 """A bias of products with distances is the whole bias to the rounding of float64, and its memory grows as the length."""
 
-import copy
-import operator
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from map.bias_changes import DOUBLE, KEPT, READ
 from regard import AttentionMap, Causal
 from regard.map.compressed_bias import compress_bias
 from regard.map.distance_products import DistanceProducts, DistanceTerm
 
 B, H, Q, K, D, N = 2, 3, 41, 53, 5, 11
-DOUBLE = torch.float64
 
 
 def draw_term(
@@ -61,47 +58,6 @@ def test_a_block_of_a_bias_is_that_block_of_the_whole(data):
     bias, whole = draw_bias()
     assert are_close(bias[..., i:m, j:n].to_dense(), whole[..., i:m, j:n])
     assert are_close(bias[1, 2, i:m, j:n].to_dense(), whole[1, 2, i:m, j:n])
-
-
-ROWS, COLUMNS = torch.tensor([3, 0, Q - 1, -2]), torch.tensor([7, K - 1, -3, 0])
-KEPT = {  # what still is products
-    "slices": lambda x: x[:, 1:, 5:, :-7],
-    "a row of heads": lambda x: x[:, 2],
-    "heads by number": lambda x: x[:, (2, 0)],
-    "heads by a list": lambda x: x[:, [2, 0]],
-    "one matrix, expanded": lambda x: x[0, 1].expand(Q, K),
-    "all batch rows": lambda x: x[:1].expand(4, H, Q, K),
-    "planes by number": lambda x: x[torch.zeros(4, dtype=torch.long), torch.tensor([0, 2, 1, 1])],
-    "a copy": torch.clone,
-    "a deep copy": copy.deepcopy,
-    "the same precision": lambda x: x.to(DOUBLE),
-}
-READ = {
-    "entries": lambda x: x[0, 1][ROWS, COLUMNS],
-    "entries that broadcast": lambda x: x[0, 1][ROWS.unsqueeze(-1), COLUMNS],
-    "a block by number": lambda x: x[0, 1][torch.arange(3, 9).unsqueeze(-1), torch.arange(2, 17)],
-    "every other row": lambda x: x[0, 1][torch.arange(3, 9, 2).flip(0).unsqueeze(-1), torch.arange(17)],
-    "entries of planes": lambda x: x[torch.tensor([0, 1, 0, 1]), torch.tensor([2, 1, 0, 2]), ROWS, COLUMNS],
-    "entries of all planes": lambda x: x[:, :, ROWS, COLUMNS],
-    "a pair of each query": lambda x: x[
-        torch.arange(B).view(-1, 1, 1), torch.arange(H).view(1, -1, 1), torch.arange(Q), torch.arange(Q).flip(0)
-    ],
-    "entries of planes apart": lambda x: x[torch.tensor([0, 1]), :, ROWS[:2], COLUMNS[:2]],
-    "rows": lambda x: x[0, 1][ROWS],
-    "rows of all heads": lambda x: x[:, :, ROWS],
-    "selected rows": lambda x: x.index_select(2, torch.tensor([3, 0, Q - 1])),
-    "one row": lambda x: x[:1, :, -1:],
-    "a bool index": lambda x: x[0, 1][ROWS.new_ones(Q).bool()],
-    "every third key": lambda x: x[..., ::3],
-    "an empty slice": lambda x: x[..., 5:5],
-    "another precision": lambda x: x.to(torch.bfloat16).double(),
-    "a sum": lambda x: x + 1,
-    "a sum in place": lambda x: torch.zeros(B, H, Q, K, dtype=DOUBLE).add_(x),
-    "a slice of a sum": lambda x: operator.iadd(torch.ones(6, 4, dtype=DOUBLE), x[0, 1][2:8, 1:5]),
-    "the largest": torch.amax,
-    "its transpose": lambda x: x.mT,
-    "joined": lambda x: torch.cat([x, x], 1),
-}
 
 
 @pytest.mark.parametrize("name", [*KEPT, *READ])

@@ -1,12 +1,10 @@
 """A bias that is stored by groups of keys is the whole bias, whatever is done with it."""
 
-import copy
-import operator
-
 import pytest
 import torch
 from torch import Tensor
 
+from map.bias_changes import DOUBLE, KEPT, READ
 from map.test_distance_products import are_close
 from regard import AttentionMap, Padding
 from regard.map.compressed_bias import compress_bias
@@ -15,7 +13,6 @@ from regard.map.grouped_bias import GroupedBias
 B, H, Q, D = 2, 3, 41, 5
 ROWS, COLUMNS = 7, 13
 K = ROWS * COLUMNS
-DOUBLE = torch.float64
 
 
 def draw_image(first: int = 0, seed: int = 3, size: float = 1.0) -> Tensor:
@@ -31,39 +28,6 @@ def draw_segments() -> Tensor:
     draw = torch.Generator().manual_seed(3)
     values, segments = torch.randn(B, H, Q, 2, generator=draw, dtype=DOUBLE), torch.randint(2, (B, K), generator=draw)
     return values.gather(-1, segments.view(B, 1, 1, K).expand(B, H, Q, K))
-
-
-ENTRIES, KEYS = torch.tensor([3, 0, Q - 1, -2]), torch.tensor([7, K - 1, -3, 0])
-KEPT = {  # what still is stored by groups
-    "slices": lambda x: x[:, 1:, 5:, :-7],
-    "a row of heads": lambda x: x[:, 2],
-    "heads by number": lambda x: x[:, (2, 0)],
-    "one matrix, expanded": lambda x: x[0, 1].expand(Q, K),
-    "all batch rows": lambda x: x[:1].expand(4, H, Q, K),
-    "planes by number": lambda x: x[torch.zeros(4, dtype=torch.long), torch.tensor([0, 2, 1, 1])],
-    "a copy": torch.clone,
-    "a deep copy": copy.deepcopy,
-    "the same precision": lambda x: x.to(DOUBLE),
-}
-READ = {
-    "entries": lambda x: x[0, 1][ENTRIES, KEYS],
-    "entries that broadcast": lambda x: x[0, 1][ENTRIES.unsqueeze(-1), KEYS],
-    "entries of planes": lambda x: x[torch.tensor([0, 1, 0, 1]), torch.tensor([2, 1, 0, 2]), ENTRIES, KEYS],
-    "entries of all planes": lambda x: x[:, :, ENTRIES, KEYS],
-    "rows": lambda x: x[0, 1][ENTRIES],
-    "rows of all heads": lambda x: x[:, :, ENTRIES],
-    "selected rows": lambda x: x.index_select(2, torch.tensor([3, 0, Q - 1])),
-    "one row": lambda x: x[:1, :, -1:],
-    "a bool index": lambda x: x[0, 1][ENTRIES.new_ones(Q).bool()],
-    "every third key": lambda x: x[..., ::3],
-    "an empty slice": lambda x: x[..., 5:5],
-    "a sum": lambda x: x + 1,
-    "a slice of a sum": lambda x: operator.iadd(torch.ones(6, 4, dtype=DOUBLE), x[0, 1][2:8, 1:5]),
-    "the largest": torch.amax,
-    "its transpose": lambda x: x.mT,
-    "joined": lambda x: torch.cat([x, x], 1),
-    "another precision": lambda x: x.to(torch.bfloat16).double(),
-}
 
 
 @pytest.mark.parametrize("name", [*KEPT, *READ])

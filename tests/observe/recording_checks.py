@@ -1,6 +1,7 @@
 """A model run twice, without and with a recording, and what both must agree on."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from bounds import assert_within, attention_bounds
 from regard import AttentionMap
 from regard.map.implicit_map import ImplicitMap
-from regard.observe import Recording, record
+from regard.observe import Recording, load, record
 
 Run = Callable[[nn.Module], Any]
 EQUAL = 1e-10  # relative, or of weights between 0 and 1, in float64: far above rounding, far below any mistake
@@ -58,6 +59,22 @@ def are_identical(one: Tensor, other: Tensor) -> bool:
 def assert_equal(found: Tensor, expected: Tensor) -> None:
     """Assert that two tensors are equal but for rounding in float64."""
     assert (found - expected).abs().max() < EQUAL * expected.abs().max()
+
+
+def record_stored_bias(model: nn.Module, x: Tensor, kind: type[Tensor], folder: Path) -> Recording:
+    """The recording of a layer that keeps its weights, all of whose bias is stored in a form; its file has the same weights."""
+    with torch.no_grad(), record(model) as recording:
+        out = model(x)
+    weights = model[0].weights
+    with torch.no_grad():
+        assert torch.equal(out, model(x))
+    recording.save(folder / "recording")
+    for one in (recording, load(folder / "recording")):
+        assert isinstance(one.map(0).planes.request.bias, kind)
+        torch.testing.assert_close(one.map(0).dense(), weights, rtol=0, atol=EQUAL)
+    assert not recording.notes
+    assert not recording.missed
+    return recording
 
 
 def assert_same_mechanism(loaded: ImplicitMap, found: ImplicitMap) -> None:

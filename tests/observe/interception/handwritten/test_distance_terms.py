@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import regard
-from observe.recording_checks import EQUAL
+from observe.recording_checks import EQUAL, record_stored_bias
 from regard.map.distance_products import DistanceProducts
 from regard.observe import record
 
@@ -116,18 +115,7 @@ def test_terms_of_positions_take_memory_that_grows_with_the_length(form, mask, i
     model, kept = nn.Sequential(Relative(form, mask)), []
     for t in (41, 82):
         x = torch.randn(B, t, H * D)
-        with torch.no_grad(), record(model) as recording:
-            out = model(x)
-        weights = model[0].weights
-        with torch.no_grad():
-            assert torch.equal(out, model(x))
-        recording.save(tmp_path / "recording")
-        for one in (recording, regard.load(tmp_path / "recording")):
-            assert isinstance(one.map(0).planes.request.bias, DistanceProducts)
-            torch.testing.assert_close(one.map(0).dense(), weights, rtol=0, atol=EQUAL)
-        kept.append(recording.map(0).nbytes)
-        assert not recording.notes
-        assert not recording.missed
+        kept.append(record_stored_bias(model, x, DistanceProducts, tmp_path).map(0).nbytes)
     assert kept[1] <= 2 * kept[0] + 8 * (H * D + 1)  # there are 2 t - 1 distances
 
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import regard
-from observe.recording_checks import EQUAL
+from observe.recording_checks import EQUAL, record_stored_bias
 from regard.map.distance_products import DistanceProducts
 from regard.map.grouped_bias import GroupedBias
 from regard.observe import record
@@ -51,18 +51,8 @@ def test_rows_and_columns_take_less_than_all_pairs(form, in_float64, tmp_path):
     model, kept = nn.Sequential(Decomposed(form)), []
     for height in (13, 26):
         x = torch.randn(B, height * COLUMNS + (form == "class token"), H * D)
-        with torch.no_grad(), record(model) as recording:
-            out = model(x)
-        weights = model[0].weights
-        with torch.no_grad():
-            assert torch.equal(out, model(x))
-        recording.save(tmp_path / "recording")
-        for one in (recording, regard.load(tmp_path / "recording")):
-            assert isinstance(one.map(0).planes.request.bias, GroupedBias)
-            torch.testing.assert_close(one.map(0).dense(), weights, rtol=0, atol=EQUAL)
+        recording = record_stored_bias(model, x, GroupedBias, tmp_path)
         kept.append(recording.map(0).nbytes - B * H * height * COLUMNS * height * 8)  # of rows: their number, for each query
-        assert not recording.notes
-        assert not recording.missed
     assert kept[1] <= 2 * kept[0]
 
 

@@ -110,7 +110,7 @@ def can_compare_compiled(call: AttentionCall, matrix: Tensor, rows: Tensor) -> b
     """Return whether a compiled loop can compare rows: of float32 on a CPU, where numba is loaded, which takes a second."""
     if "numba" not in sys.modules or call.softcap is not None or call.sinks is not None or len(rows) > 2 * SAMPLED_ROWS:
         return False
-    if is_autocast_on(matrix.device) or matrix.shape[1] * len(rows) * call.k.shape[2] > MOST_COMPILED:
+    if is_autocast_on(matrix.device) or matrix.shape[:2].numel() * len(rows) * call.k.shape[2] > MOST_COMPILED:
         return False
     q, k = call.q.shape, call.k.shape
     if matrix.shape != (*q[:3], k[2]) or k[0] != q[0] or isinstance(call.scale, Tensor):
@@ -124,7 +124,7 @@ def can_compare_compiled(call: AttentionCall, matrix: Tensor, rows: Tensor) -> b
 
 def are_rows_near(call: AttentionCall, matrix: Tensor, rows: Tensor, rounding: float) -> bool:
     """Return whether the weights of a call are near the model's own at some rows, as `compare_sampled_rows` finds first."""
-    from regard.map.compiled.row_comparison import are_rows_near  # which imports numba
+    from regard.map.compiled import row_comparison  # which imports numba
 
     q, k, shape = call.q, call.k, (*matrix.shape[:2], len(rows), matrix.shape[3])
     hidden, bias = find_hidden_keys(call, rows), call.bias
@@ -136,4 +136,4 @@ def are_rows_near(call: AttentionCall, matrix: Tensor, rows: Tensor, rounding: f
     sizes = *q.shape[:2], k.shape[1], k.shape[2], q.shape[3]
     scale = q.shape[-1] ** -0.5 if call.scale is None else call.scale
     places = ((0, 0, 0, 0) if x is None else (x.data_ptr(), *x.stride()[:3]) for x in (q, k, matrix, bias, hidden))
-    return bool(are_rows_near(*places, sizes, rows.numpy(), float(scale), 4 * eps, 4 * eps * q.shape[-1]))
+    return bool(row_comparison.are_rows_near(*places, sizes, rows.numpy(), float(scale), 4 * eps, 4 * eps * q.shape[-1]))
