@@ -27,14 +27,16 @@ def count_far(e, total, theirs, limit, slope):
 
 
 @njit_with_cache()
-def are_rows_near(q, k, weights, bias, hidden, shape, rows, scale, limit, slope):
+def are_rows_near(places, sizes, rows, scale, limit, slope):
     """Return whether each entry of softmax(scale q kᵀ + bias) is within limit + slope w of the weights w, at some rows.
 
-    q, k, weights, bias and hidden are an address and the strides of batch, heads and rows, in entries, and their rows are
-    contiguous; an address of 0 means no bias, or no hidden keys. shape is the batch, heads, heads of k, keys and width; rows
-    those of the weights, of bias and of q. hidden (b, h, number of rows, keys) is True where a key has no weight.
+    places (5, 4) are those of q, k, weights, bias and hidden: an address and the strides of batch, heads and rows, in entries.
+    Their rows are contiguous; an address of 0 means no bias, or no hidden keys. sizes are the batch, heads, heads of k, keys
+    and width; rows those of the weights, of bias and of q. hidden (b, h, number of rows, keys) is True where a key has no
+    weight.
     """
-    batch, heads, shared, keys, width = shape
+    q, k, weights, bias, hidden = places
+    batch, heads, shared, keys, width = sizes
     scores, scale = np.empty(keys, np.float32), np.float32(scale)
     limit, slope = np.float32(limit), np.float32(slope)
     for b in range(batch):

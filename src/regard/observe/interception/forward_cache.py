@@ -1,6 +1,7 @@
 """What a forward infers once of masks and other tensors that its layers share, until one of them is written to."""
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
@@ -84,14 +85,7 @@ def is_unchanged(x: Any, was: int | Tensor | None) -> bool:
 
 def have_same_bits(x: Tensor, y: Tensor) -> bool:
     """Return whether two tensors have the same bits, compared eight bytes at a time where they can be."""
-    count = 8 // x.element_size()
-    if count > 1 and x.dtype == y.dtype and all(can_join_entries(one, count) for one in (x, y)):
-        x, y = x.view(torch.int64), y.view(torch.int64)
+    if x.dtype == y.dtype and x.element_size() < 8:
+        with suppress(RuntimeError):  # of a layout in which the entries of a row do not make whole numbers of eight bytes
+            x, y = x.view(torch.int64), y.view(torch.int64)
     return torch.equal(x, y)
-
-
-def can_join_entries(x: Tensor, count: int) -> bool:
-    """Return whether each `count` entries of a row of a tensor can be viewed as one number."""
-    if not x.dim() or x.stride(-1) != 1:
-        return False
-    return not any(n % count for n in (x.shape[-1], x.storage_offset(), *x.stride()[:-1]))

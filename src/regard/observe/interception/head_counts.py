@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from torch import nn
+
 from regard.observe.interception.thread_state import STATE
 
 HEADS = (
@@ -13,13 +15,16 @@ NAMES = frozenset(HEADS)
 
 def find_head_counts(least: int = 2) -> list[int]:
     """Return the numbers of heads, at least so many, that the running modules state, of the innermost first."""
+    return [n for frame in reversed(STATE.frames[-3:]) for n in list_head_counts(frame.module) if n >= least]
+
+
+def list_head_counts(module: nn.Module) -> list[int]:
+    """Return the numbers of heads that a module and its configuration state."""
     counts = []
-    for frame in reversed(STATE.frames[-3:]):
-        own = vars(frame.module)
-        for attributes in (own, read_attributes(own.get("config"))):
-            stated = sorted(NAMES & attributes.keys(), key=HEADS.index)
-            counts += [n for name in stated if type(n := attributes[name]) is int and n >= least]
-    return counts
+    own = vars(module)
+    for attributes in (own, read_attributes(own.get("config"))):
+        counts += [attributes[name] for name in sorted(NAMES & attributes.keys(), key=HEADS.index)]
+    return [n for n in counts if type(n) is int]
 
 
 def read_attributes(config: object) -> dict[str, Any]:

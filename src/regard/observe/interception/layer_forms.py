@@ -1,7 +1,7 @@
 """What was found in a layer by the numbers of its tensors: its call of attention, and what is followed of it."""
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter
 from regard.observe.interception.forward_cache import have_same_bits
-from regard.observe.interception.handwritten.row_comparison import compare_rows
+from regard.observe.interception.handwritten.row_comparison import RowLayout, build_row_layout, compare_rows, sample_rows
 from regard.observe.interception.handwritten.score_form import ScoreForm
 from regard.observe.interception.handwritten.traces import Trace
 from regard.observe.interception.provenance import ModuleFrame
@@ -65,7 +65,8 @@ class FormViews(NamedTuple):
         return [view.number for view in (self.a, self.b, *self.steps) if view is not None]
 
 
-class CallForm(NamedTuple):
+@dataclass(eq=False)
+class CallForm:
     """A call of attention by the numbers of a layer's tensors: its arguments, and where its tensors are."""
 
     call: AttentionCall  # with the first layer's mask and bias
@@ -76,6 +77,7 @@ class CallForm(NamedTuple):
     roots: int
     eps: float
     compares_all: bool  # whether every row of the weights is compared, not a sample
+    layout: RowLayout | None = None  # of the sampled rows, for a compiled loop, once there is one
 
     def dispatch(self, tensors: Sequence[Tensor], find_sources: Callable[[Tensor, Tensor], bool | None]) -> bool:
         """Dispatch the call of a layer with these tensors; return whether its masks and its weights allow it.
@@ -84,17 +86,25 @@ class CallForm(NamedTuple):
         """
         if not all(have_same_bits(view.read(tensors), bits) for view, bits in self.masks):
             return False
-        q, k, v, weights, context = (view.read(tensors).detach() for view in self.views)
-        call, result = replace(self.call, q=q, k=k, v=v), tensors[self.result]
-        with torch.no_grad():
-            if compare_rows(call, weights, self.eps, self.compares_all) is not None:
-                return False
+        q, k, v, weights = (view.read(tensors).detach() for view in self.views[:4])
+        call, result = self.call.copy_with(q, k, v), tensors[self.result]
+        if not self.gives_weights(call, weights):
+            return False
         if self.given is not None:
             one, other = self.given
             call.has_separate_sources = find_sources(tensors[one], tensors[other])
-        adapter = CallAdapter(lambda: result, lambda _: context)
+        adapter = CallAdapter(lambda: result, lambda _: self.views[4].read(tensors).detach())
         dispatch_call(call.kernel, lambda: result, lambda: (call, adapter))
         return True
+
+    def gives_weights(self, call: AttentionCall, weights: Tensor) -> bool:
+        """Return whether the weights of a call in this form are the model's own, in a sample of the rows or in all."""
+        if self.layout is None and not self.compares_all:
+            self.layout = build_row_layout(call, weights, sample_rows(weights), self.eps)
+        if self.layout is not None and self.layout.are_rows_near(call.q, call.k, weights):
+            return True
+        with torch.no_grad():
+            return compare_rows(call, weights, self.eps, self.compares_all) is None
 
 
 class FollowedTensor(NamedTuple):

@@ -1,6 +1,7 @@
 """Provenance of tensors: what each tensor of a running module was made from, to distinguish cross attention from self."""
 
 import weakref
+from collections.abc import Hashable
 from functools import cache
 from itertools import count
 from typing import Any, NamedTuple
@@ -78,6 +79,10 @@ class Operation(NamedTuple):
     copy: Copy | None = None  # of a function that may copy entries to another order in memory
 
 
+OperationDetails = tuple[Lookup | None, Any, tuple[int, tuple[int, ...]] | None, Layout | None, Copy | None]
+NO_DETAILS: OperationDetails = (None,) * 5
+
+
 class ModuleFrame:
     """A running module, the watchers notified of it, and the operations that ran directly in it.
 
@@ -88,6 +93,7 @@ class ModuleFrame:
         "__weakref__",
         "args",
         "contents",
+        "description",
         "kwargs",
         "layer",
         "made",
@@ -103,6 +109,7 @@ class ModuleFrame:
     def __init__(self, module: nn.Module, watchers: tuple[Any, ...], args: Any, kwargs: Any) -> None:
         self.module, self.watchers, self.args, self.kwargs = module, watchers, args, kwargs
         self.layer: Any = None  # the LayerSteps that are held until it ends, or None
+        self.description: Hashable = None  # of the module and its arguments, for repeated_layers.py
         self.multiplies_scores = False  # whether scores of pairs of tokens were multiplied with values as they are
         self.noted: list[Operation] = []
         self.made: dict[int, TensorSources] = {}  # by the id of the tensor's weak reference, which is unique
@@ -167,22 +174,10 @@ class ModuleFrame:
     def log_operation(self, args: Any, kwargs: Any, result: Any, name: str = "", child: type[nn.Module] | None = None) -> None:
         """Log that a function or a child module computed a result from its arguments."""
         self.follow_deferred_steps()
-        lookup, dim = None, None
-        if name in SUMS:
-            dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
-        elif name == "unfold" and has_more_axes(args, result):  # not that of images
-            dim = kwargs.get("dimension", args[1] if len(args) > 1 else None)
-            dim = dim if dim is None or dim < 0 else dim - args[0].dim()
-        elif name in CUTS_OR_ROLLS and moves_last_axis(name, args, kwargs):
-            dim = -1
-        if name in GATHERS:
+        details: OperationDetails = NO_DETAILS
+        if name:  # not a module
+            details = read_details(name, args, kwargs, result)
             args = put_table_first(args) if name == "embedding" else args
-            lookup = find_lookup(name, args, kwargs)
-        along = None
-        if name in AXIS_PLACES and args and type(args[0]) in PLAIN:
-            along = find_axis(name, args[0], args, kwargs)
-        layout = find_layout(args, kwargs, result) if name in REARRANGES else None
-        copy = find_copy(args, result) if name in COPIES_ENTRIES else None
         if name in NESTED:
             args = find_tensors((*args, *kwargs.values()), {})
         elif kwargs:
@@ -198,9 +193,7 @@ class ModuleFrame:
         outputs = [*map(weakref.ref, results)]
         if is_in_place(name) or (kwargs and kwargs.get("out") is not None):
             outputs += [weakref.ref(y._base) for y in results if y._base is not None]
-        self.noted.append(
-            Operation(name, child, [*map(weakref.ref, tensors)], sizes, outputs, lookup, dim, along, layout, copy)
-        )
+        self.noted.append(Operation(name, child, [*map(weakref.ref, tensors)], sizes, outputs, *details))
 
     def resolve_sources(self) -> None:
         """Compute the sources of all results logged since the last call."""
@@ -281,6 +274,26 @@ class ModuleFrame:
         return next(
             (x for source in self.made.values() if source.sources == first and (x := source.tensor()) is not None), None
         )
+
+
+def read_details(name: str, args: Any, kwargs: Any, result: Any) -> OperationDetails:
+    """Return what is logged of a function of this name besides its tensors: its lookup, `dim`, axis, layout and copy."""
+    lookup, dim = None, None
+    if name in SUMS:
+        dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+    elif name == "unfold" and has_more_axes(args, result):  # not that of images
+        dim = kwargs.get("dimension", args[1] if len(args) > 1 else None)
+        dim = dim if dim is None or dim < 0 else dim - args[0].dim()
+    elif name in CUTS_OR_ROLLS and moves_last_axis(name, args, kwargs):
+        dim = -1
+    if name in GATHERS:
+        lookup = find_lookup(name, put_table_first(args) if name == "embedding" else args, kwargs)
+    along = None
+    if name in AXIS_PLACES and args and type(args[0]) in PLAIN:
+        along = find_axis(name, args[0], args, kwargs)
+    layout = find_layout(args, kwargs, result) if name in REARRANGES else None
+    copy = find_copy(args, result) if name in COPIES_ENTRIES else None
+    return lookup, dim, along, layout, copy
 
 
 def list_objects(args: Any, kwargs: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.observe.interception.head_counts import find_head_counts
+from regard.observe.interception.head_counts import list_head_counts
 from regard.observe.interception.layer_forms import LayerForm
 from regard.observe.interception.layer_steps import MOST_ENTRIES, LayerSteps, runs_transformed
 from regard.observe.interception.plain_tensors import disable_modes
@@ -182,7 +182,11 @@ class RepeatedLayers:
 
 def describe_frames(frames: list[ModuleFrame]) -> Hashable:
     """Return the classes of the running modules, the shapes of their arguments, and the numbers of heads that they state."""
-    return *((type(one.module), one.module.training, describe_inputs(one)) for one in frames), tuple(find_head_counts())
+    for frame in frames:
+        if frame.description is None:
+            inputs = tuple((x.shape, x.dtype) for x in frame.input_tensors)
+            frame.description = type(frame.module), frame.module.training, inputs, tuple(list_head_counts(frame.module))
+    return tuple([frame.description for frame in frames])
 
 
 def describe_call(module: nn.Module, args: Sequence[Tensor]) -> Hashable:
@@ -190,8 +194,3 @@ def describe_call(module: nn.Module, args: Sequence[Tensor]) -> Hashable:
     ids = [*map(id, args)]
     places = (*map(ids.index, ids),)  # the same tensor may be given twice
     return describe_values(module), places, tuple((x.shape, x.dtype, is_part_of_parameter(x)) for x in args)
-
-
-def describe_inputs(frame: ModuleFrame) -> Hashable:
-    """Return the shapes and dtypes of the tensors among a module's arguments."""
-    return tuple((x.shape, x.dtype) for x in frame.input_tensors)

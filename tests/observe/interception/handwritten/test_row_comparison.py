@@ -9,7 +9,7 @@ from regard.mechanism.mask_algebra import EVERYTHING
 from regard.mechanism.masks import Causal, Window
 from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.interception.handwritten import row_comparison
-from regard.observe.interception.handwritten.row_comparison import build_sampled_rows, can_compare_compiled
+from regard.observe.interception.handwritten.row_comparison import build_row_layout, build_sampled_rows
 from regard.observe.interception.thread_state import STATE
 
 pytest.importorskip("numba", reason="the compared loop is compiled by numba")
@@ -39,6 +39,13 @@ def build_case(seed, b, h, shared, t, d, *, mask=EVERYTHING, biased=False, scale
     return call, weights, build_sampled_rows(t, max(1, t // row_comparison.SAMPLED_ROWS), weights.device)
 
 
+def are_rows_near(call, weights, rows):
+    """Return what the compiled loop says of the weights of a call."""
+    layout = build_row_layout(call, weights, rows, 0.0)
+    assert layout is not None
+    return layout.are_rows_near(call.q, call.k, weights)
+
+
 @given(
     st.integers(0, 99),
     st.integers(1, 2),
@@ -51,42 +58,42 @@ def build_case(seed, b, h, shared, t, d, *, mask=EVERYTHING, biased=False, scale
 )
 def test_weights_are_near_their_softmax_and_no_others_are(seed, b, heads, t, d, mask, biased, scale):
     call, weights, rows = build_case(seed, b, *heads, t, d, mask=mask, biased=biased, scale=scale)
-    assert can_compare_compiled(call, weights, rows)
+    assert build_row_layout(call, weights, rows, 0.0) is not None
     size = float(call.q.norm(dim=-1).max() * call.k.norm(dim=-1).max()) * (d**-0.5 if scale is None else scale)
     if size + 4 * biased < d:  # else rounding alone may be more than the quick comparison allows
-        assert row_comparison.are_rows_near(call, weights, rows, 0.0)
+        assert are_rows_near(call, weights, rows)
     place = (b - 1, heads[0] - 1, rows[seed % len(rows)], seed % t)
     for other in (weights[place] + 16 * EPS * (1 + d + size), torch.nan):
         changed = weights.clone()
         changed[place] = other
-        assert not row_comparison.are_rows_near(call, changed, rows, 0.0)
+        assert not are_rows_near(call, changed, rows)
 
 
 def test_rows_that_are_not_sampled_are_not_read():
     call, weights, rows = build_case(0, 1, 2, 2, 40, 8)
     others = [row for row in range(40) if row not in rows]
     weights[:, :, others] = torch.nan
-    assert row_comparison.are_rows_near(call, weights, rows, 0.0)
+    assert are_rows_near(call, weights, rows)
 
 
 def test_a_query_that_sees_nothing_is_left_to_torch():
     hides_all = Window(left=2) & ~Window(left=2)
     call, _, rows = build_case(0, 1, 2, 2, 9, 8)
     call.mask = hides_all
-    assert not row_comparison.are_rows_near(call, torch.zeros(1, 2, 9, 9), rows, 0.0)
+    assert not are_rows_near(call, torch.zeros(1, 2, 9, 9), rows)
 
 
 @pytest.mark.parametrize("change", ["float64", "columns", "scale"])
 def test_what_the_loop_does_not_read_is_compared_by_torch(change):
     call, weights, rows = build_case(0, 1, 2, 2, 9, 8)
-    assert can_compare_compiled(call, weights, rows)
+    assert build_row_layout(call, weights, rows, 0.0) is not None
     if change == "float64":
         weights = weights.double()
     elif change == "columns":
         weights = weights.mT.contiguous().mT
     else:
         call.scale = torch.tensor(0.3)
-    assert not can_compare_compiled(call, weights, rows)
+    assert build_row_layout(call, weights, rows, 0.0) is None
     assert row_comparison.compare_rows(call, weights, 1.0, every=False) is None
 
 

@@ -26,11 +26,10 @@ from regard.observe.interception.handwritten.edge_softmax import EDGE_SUMS
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct
 from regard.observe.interception.handwritten.picked_call import build_picked_call, find_picked_groups, is_picked
 from regard.observe.interception.handwritten.row_comparison import (
-    SAMPLED_ROWS,
-    build_sampled_rows,
     compare_rows,
     compute_scores,
     find_hidden_keys,
+    sample_rows,
 )
 from regard.observe.interception.handwritten.score_formula import resolve_form
 from regard.observe.interception.handwritten.tensor_axes import AxisTable, Dims
@@ -359,7 +358,7 @@ def add_sinks(call: AttentionCall, matrix: Tensor, trace: Trace) -> AttentionCal
     """
     if call.sinks is not None or call.weight is not None:
         return None
-    rows = build_sampled_rows(matrix.shape[2], max(1, matrix.shape[2] // SAMPLED_ROWS), matrix.device)
+    rows = sample_rows(matrix)
     bias = call.bias if call.bias is None or call.bias.shape[2] == 1 else call.bias[:, :, rows]
     scores = compute_scores(call, call.q.detach()[:, :, rows], call.k.detach(), bias, find_hidden_keys(call, rows))
     total = matrix[:, :, rows].sum(-1, dtype=scores.dtype)

@@ -2,7 +2,9 @@
 
 import sys
 from functools import lru_cache
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,20 +27,21 @@ def compare_rows(call: AttentionCall, matrix: Tensor, rounding: float, every: bo
 
     Rows are sampled, and then `every` row is compared too if the sampled ones agree.
     """
-    t = matrix.shape[2]
-    step = max(1, t // SAMPLED_ROWS)
-    difference = compare_sampled_rows(call, matrix, rounding, step)
-    return compare_sampled_rows(call, matrix, rounding, 1) if every and step > 1 and difference is None else difference
+    rows = sample_rows(matrix)
+    difference = compare_sampled_rows(call, matrix, rounding, rows)
+    has_others = len(rows) < matrix.shape[2]
+    if not every or not has_others or difference is not None:
+        return difference
+    return compare_sampled_rows(call, matrix, rounding, build_sampled_rows(matrix.shape[2], 1, matrix.device))
 
 
-def compare_sampled_rows(call: AttentionCall, matrix: Tensor, rounding: float, step: int) -> float | None:
-    """Return how far every `step`-th row of the weights of a call is from the model's own; None if within rounding.
+def compare_sampled_rows(call: AttentionCall, matrix: Tensor, rounding: float, rows: Tensor) -> float | None:
+    """Return how far some rows of the weights of a call are from the model's own; None if within rounding.
 
     Rows that hold NaN are left out, after the quick comparison, which they fail: there the model has none of its own.
     """
-    t = matrix.shape[2]
-    rows = build_sampled_rows(t, step, matrix.device)
-    if can_compare_compiled(call, matrix, rows) and are_rows_near(call, matrix, rows, rounding):
+    layout = build_row_layout(call, matrix, rows, rounding)
+    if layout is not None and layout.are_rows_near(call.q, call.k, matrix):
         return None
     q, k = call.q.detach().index_select(2, rows), call.k.detach()
     if is_autocast_on(q.device):
@@ -67,6 +70,11 @@ def bound_seen_bias(scores: Tensor, bias: Tensor | None) -> Tensor | float:
         return 0.0
     is_seen = scores >= scores.amax(-1, keepdim=True) - UNDERFLOW
     return torch.where(is_seen & bias.isfinite(), bias.to(scores.dtype), 0).abs().amax(-1, keepdim=True).clamp(max=1e6)
+
+
+def sample_rows(matrix: Tensor) -> Tensor:
+    """Return the rows of a matrix of weights that are compared, by index (n,)."""
+    return build_sampled_rows(matrix.shape[2], max(1, matrix.shape[2] // SAMPLED_ROWS), matrix.device)
 
 
 @lru_cache(maxsize=8)
@@ -122,18 +130,39 @@ def can_compare_compiled(call: AttentionCall, matrix: Tensor, rows: Tensor) -> b
     )
 
 
-def are_rows_near(call: AttentionCall, matrix: Tensor, rows: Tensor, rounding: float) -> bool:
-    """Return whether the weights of a call are near the model's own at some rows, as `compare_sampled_rows` finds first."""
-    from regard.map.compiled import row_comparison  # which imports numba
+class RowLayout(NamedTuple):
+    """What a compiled loop reads of sampled rows besides queries, keys and weights, and the layout of these."""
 
+    places: np.ndarray  # (5, 4): address and strides of queries, keys, weights, bias and hidden keys
+    sizes: np.ndarray  # batch, heads, heads of the keys, keys, width
+    rows: np.ndarray
+    numbers: tuple[float, float, float]  # the scale, and the tolerance: a constant and what is added for each unit of a weight
+    owners: tuple[Tensor | None, ...]  # of the memory of the bias and of the hidden keys
+
+    def are_rows_near(self, q: Tensor, k: Tensor, matrix: Tensor) -> bool:
+        """Return whether the weights of queries and keys of this layout are near the model's own at the sampled rows."""
+        from regard.map.compiled import row_comparison  # which imports numba
+
+        self.places[:3, 0] = q.data_ptr(), k.data_ptr(), matrix.data_ptr()
+        return bool(row_comparison.are_rows_near(self.places, self.sizes, self.rows, *self.numbers))
+
+
+def build_row_layout(call: AttentionCall, matrix: Tensor, rows: Tensor, rounding: float) -> RowLayout | None:
+    """Return how a compiled loop compares some rows of a call with a matrix, as `compare_sampled_rows` does first.
+
+    None if it cannot: where numba is not loaded, which takes a second, or for tensors that it does not read.
+    """
+    if not can_compare_compiled(call, matrix, rows):
+        return None
     q, k, shape = call.q, call.k, (*matrix.shape[:2], len(rows), matrix.shape[3])
     hidden, bias = find_hidden_keys(call, rows), call.bias
     hidden = None if hidden is None else hidden.expand(shape)
     bias = None if bias is None else bias.expand(matrix.shape)
     if hidden is not None and hidden.stride(-1) != 1:
-        return False
+        return None
     eps = max(rounding, torch.finfo(torch.float32).eps)
-    sizes = *q.shape[:2], k.shape[1], k.shape[2], q.shape[3]
     scale = q.shape[-1] ** -0.5 if call.scale is None else call.scale
-    places = ((0, 0, 0, 0) if x is None else (x.data_ptr(), *x.stride()[:3]) for x in (q, k, matrix, bias, hidden))
-    return bool(row_comparison.are_rows_near(*places, sizes, rows.numpy(), float(scale), 4 * eps, 4 * eps * q.shape[-1]))
+    places = [(0, 0, 0, 0) if x is None else (x.data_ptr(), *x.stride()[:3]) for x in (q, k, matrix, bias, hidden)]
+    sizes = np.array([*q.shape[:2], k.shape[1], k.shape[2], q.shape[3]])
+    numbers = float(scale), 4 * eps, 4 * eps * q.shape[-1]
+    return RowLayout(np.array(places), sizes, rows.numpy(), numbers, (bias, hidden))
