@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from regard.observe.interception.function_mode import classify_function
 from regard.observe.interception.function_roles import MULTIPLIES, Role
+from regard.observe.interception.function_wrappers import classify_function
 from regard.observe.interception.observer_op import define_ops
 from regard.observe.interception.sdpa import SDPA
 from regard.observe.interception.thread_state import STATE

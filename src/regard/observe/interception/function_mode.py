@@ -1,12 +1,11 @@
-"""The torch function mode: intercepts F.scaled_dot_product_attention and regard.attention, reports other attention.
+"""The torch function mode: intercepts the functions that compute attention, and follows attention written out by hand.
 
 A torch function mode sees every call of a torch function in its thread, including functions whose names were bound at import.
 """
 
-import re
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,14 +14,9 @@ from torch.nn.utils.parametrize import ParametrizationList
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from regard.mechanism.fused import attention
-from regard.mechanism.mask_algebra import EVERYTHING
-from regard.mechanism.request import make_request
-from regard.observe.interception import additive, torch_modules
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter
-from regard.observe.interception.beam_rows import find_parent_rows
-from regard.observe.interception.forward_cache import infer_once
-from regard.observe.interception.function_roles import MULTIPLIES, Role, find_activation_name, infer_role
+from regard.observe.interception.function_roles import MULTIPLIES, Role, find_activation_name
+from regard.observe.interception.function_wrappers import classify_function, may_be_held
 from regard.observe.interception.handwritten.detection import HandwrittenTracker
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
 from regard.observe.interception.handwritten.handwritten_call import read_call as read_handwritten_call
@@ -33,18 +27,10 @@ from regard.observe.interception.handwritten.unread_recurrences import find_toke
 from regard.observe.interception.handwritten.weight_steps import WeightSteps
 from regard.observe.interception.layer_steps import LayerStep
 from regard.observe.interception.pixel_positions import PixelPositions
-from regard.observe.interception.plain_tensors import disable_modes, unwrap_tensor
-from regard.observe.interception.provenance import (
-    PARAMETRIZES,
-    ModuleFrame,
-    has_separate_sources,
-    is_in_place,
-    is_readable,
-    list_tensors_by_place,
-)
+from regard.observe.interception.plain_tensors import disable_modes
+from regard.observe.interception.provenance import PARAMETRIZES, ModuleFrame, is_readable, list_tensors_by_place
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.repeated_layers import RepeatedLayers
-from regard.observe.interception.sdpa import SDPA, intercept_sdpa
 from regard.observe.interception.thread_state import (
     STATE,
     InterceptionPause,
@@ -55,7 +41,6 @@ from regard.observe.interception.thread_state import (
     report_missed,
 )
 
-KERNEL = re.compile("attention|attn|flash|sdpa|mha")
 MADE = (Tensor, tuple, list)
 OPAQUE = (
     "its tensors are of type {}, which has no data of its own, so that attention written out by hand is not followed in them"
@@ -337,71 +322,3 @@ def log_child(frame: ModuleFrame, child: nn.Module, args: Any, kwargs: Any, outp
     """Log a child of the module that runs."""
     name = PARAMETRIZES if type(child) is ParametrizationList else find_activation_name(type(child).__name__)
     frame.log_operation(args, kwargs, output, name, child=type(child))
-
-
-@cache
-def classify_function(func: Any) -> tuple[Callable[..., Any] | None, str, bool, Role | None]:
-    """Return the wrapper, name, kernel flag and role of a torch function.
-
-    The wrapper is None if there is none; the flag says whether the function is an attention kernel without a wrapper.
-    """
-    packet = func.overloadpacket if isinstance(func, torch._ops.OpOverload) else func
-    name = str(getattr(packet, "__name__", ""))
-    if name == "__get__":
-        name = str(packet.__self__.__name__)  # a property, as mT
-    return WRAPPERS.get(func), name, func not in WRAPPERS and KERNEL.search(name) is not None, infer_role(name)
-
-
-@cache
-def may_be_held(func: Any) -> bool:
-    """Return whether a torch function may be held until its module ends: it is no attention, and writes into no tensor."""
-    wrapper, name, kernel, _ = classify_function(func)
-    is_plain = not isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket)  # others may write without saying so
-    return is_plain and wrapper is None and not kernel and not is_in_place(name)
-
-
-def intercept_attention(func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-    """Intercept a call of regard.attention, whose arguments state the whole call."""
-
-    def run() -> Tensor:
-        return func(*args, **kwargs)
-
-    def read_call() -> tuple[AttentionCall, CallAdapter]:
-        arguments = {"mask": EVERYTHING, **dict(zip(("q", "k", "v", "mask"), args, strict=False)), **kwargs}
-        are_separate = has_separate_sources(STATE.frames, arguments["q"], arguments["k"])
-        arguments = {name: unwrap_tensor(x) if isinstance(x, Tensor) else x for name, x in arguments.items()}
-        q, k, v, mask, scale, softcap, bias, sinks, offset, dropout, *_ = make_request(**arguments)
-        bias = None if bias is None else copy_bias(bias, q, k)
-        scoring: dict[str, Any] = {
-            "mask": mask,
-            "offset": offset,
-            "scale": scale,
-            "softcap": softcap,
-            "bias": bias,
-            "sinks": sinks,
-        }
-        call = AttentionCall(kernel="regard", q=q, k=k, v=v, dropout=dropout, has_separate_sources=are_separate, **scoring)
-        call.parent_rows = find_parent_rows(STATE.frames[-1].args)
-        four = (*q.shape[:3], v.shape[3])
-        return call, CallAdapter(run, lambda out: unwrap_tensor(out).view(four), lambda new, out: new.view(out.shape))
-
-    result: Tensor = dispatch_call("regard.attention", run, read_call)
-    return result
-
-
-def copy_bias(bias: Tensor, q: Tensor, k: Tensor) -> Tensor | None:
-    """Return a copy of a bias, one per forward for all layers that share it."""
-    return infer_once((bias,), q, k, lambda: (EVERYTHING, 0, bias.detach().clone()), "bias")[2]
-
-
-WRAPPERS: dict[Any, Callable[..., Any]] = {
-    SDPA: intercept_sdpa,
-    torch.ops.aten.scaled_dot_product_attention: intercept_sdpa,
-    torch.ops.aten.scaled_dot_product_attention.default: intercept_sdpa,
-    attention: intercept_attention,
-    **additive.WRAPPERS,
-    torch_modules.FORWARD: torch_modules.intercept_multi_head,
-    torch_modules.multi_head_attention_forward: lambda func, *args, **kwargs: func(*args, **kwargs),
-    torch_modules.ENCODER_LAYER: torch_modules.intercept_encoder_layer,
-    torch_modules.NATIVE: torch_modules.intercept_native,
-}
