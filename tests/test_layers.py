@@ -61,7 +61,7 @@ HEAVY_IMPORTERS = {  # a heavy dependency, and the only modules that may import 
         "policy_audit.numba_chosen_keys",
         "policy_audit.numba_kept_rows",
         "layers.numba_gelu",
-        "matmul.numba_amx",
+        "matmul.amx_intrinsics",
         "matmul.numba_dequantize",
         "matmul.numba_int16_panels",
         "matmul.numba_matmul",
@@ -71,7 +71,7 @@ HEAVY_IMPORTERS = {  # a heavy dependency, and the only modules that may import 
     },
     "llvmlite": {
         "compiled",
-        "matmul.numba_amx",
+        "matmul.amx_intrinsics",
         "matmul.numba_dequantize",
         "matmul.numba_int16_panels",
         "matmul.numba_row_tiles",

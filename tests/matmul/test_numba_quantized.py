@@ -25,7 +25,7 @@ from regard.compiled.matrix_formats import (  # noqa: E402
     pad_columns,
 )
 from regard.compiled.register_tiles import LANES, MULTIPLIES_PAIRS  # noqa: E402
-from regard.matmul import numba_amx, numba_int16_panels, numba_quantized, numba_row_tiles  # noqa: E402
+from regard.matmul import amx_intrinsics, numba_amx, numba_int16_panels, numba_quantized, numba_row_tiles  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.emulated]  # kernels are compiled for them that nothing else uses
 
@@ -342,10 +342,10 @@ def test_the_tile_registers_of_a_thread_stay_configured_as_they_were():
 
 
 def configure_and_multiply(matrix, x, integers, config, after, out):
-    numba_amx.load_tile_config(config)
+    amx_intrinsics.load_tile_config(config)
     multiply_matrix(matrix, x, integers, x[0], 0, out.shape[1], out)
-    numba_amx.store_tile_config(after)
-    numba_amx.load_tile_config(np.zeros(64, np.uint8))
+    amx_intrinsics.store_tile_config(after)
+    amx_intrinsics.load_tile_config(np.zeros(64, np.uint8))
 
 
 @example(torch.int8, 5, 11, 1543, 0, 11, 0)
