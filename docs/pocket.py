@@ -13,7 +13,7 @@ from playwright.sync_api import sync_playwright
 import regard
 from regard.models import GPT2
 from regard.models.gpt2_adapter import GPT2Adapter
-from regard.observe.head_kinds import Head, Heads, describe_interval
+from regard.observe.head_table import Head, Heads, describe_interval
 
 FOLDER, ATLAS = Path(__file__).parent, Path("build/pocket-atlas")
 COLUMNS = ("previous token", "itself", "duplicate", "induction", "first token", "local", "positional")

@@ -15,7 +15,7 @@ from recipes.pocket.lists import list_whole_words
 from recipes.pocket.ngram import KneserNey
 from regard.evaluate import perplexity
 from regard.models import GPT2
-from regard.observe.head_kinds import Heads
+from regard.observe.head_table import Heads
 from regard.show import training_curves
 from regard.text.corpus import Corpus
 from regard.train import TrainConfig

@@ -13,7 +13,7 @@ from regard import DataError
 from regard.cli import main
 from regard.cli.model_loading import is_only_in_cache
 from regard.models import GPT2, GPT2Config
-from regard.observe import head_kinds, load, record
+from regard.observe import classify_heads, load, record
 from regard.show.head_summary import KIND_ORDER
 from regard.text.byte_pair import GPT2_FOLDER
 from show.implicit_recordings import SiluAttention, SoftmaxAttention, record_implicit
@@ -55,12 +55,12 @@ def test_the_help_names_every_kind_of_head(capsys):
 def test_a_score_of_values_that_were_not_kept_is_refused_after_the_first_layer(capsys, folder, monkeypatch):
     classified = []
 
-    def classify_heads(*arguments, **named):
-        for row in head_kinds.classify_heads(*arguments, **named):
+    def list_layers(*arguments, **named):
+        for row in classify_heads.classify_heads(*arguments, **named):
             classified.append(row.layer)
             yield row
 
-    monkeypatch.setattr("regard.cli.look.classify_heads", classify_heads)
+    monkeypatch.setattr("regard.cli.look.classify_heads", list_layers)
     assert look(capsys, TEXT, "--model", folder, "--sort", "first value")[0] == 2
     assert classified == [0]
 

@@ -10,8 +10,10 @@ from bounds import sum_bound
 from dense import Recorded, close
 from regard import AttentionMap, Causal, ConfigError, Documents, Padding, ShapeError, Window, record
 from regard.observe import detectors, patterns
-from regard.observe.head_kinds import Head, find_score, heads, infer_kind
+from regard.observe.classify_heads import heads
+from regard.observe.head_kinds import infer_kind
 from regard.observe.head_scores import SCORES
+from regard.observe.head_table import Head, find_score
 from regard.observe.map_view import MapView
 from regard.observe.score_interval import Score
 from regard.observe.value_norms import weight_by_norm

@@ -15,7 +15,7 @@ from regard.cli.model_loading import CAUSAL_LM, load_model
 from regard.cli.progress_bar import iterate_with_bar
 from regard.errors import ConfigError
 from regard.head_atlas.build_atlas import atlas, check_sizes, merge_atlas
-from regard.observe.head_kinds import Heads
+from regard.observe.head_table import Heads
 from regard.show.head_summary import render_kinds, render_sentences, select_clearest
 from regard.show.terminal import open_console, print_lines, print_wrapped
 

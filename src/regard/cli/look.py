@@ -24,8 +24,9 @@ from regard.cli.progress_bar import iterate_with_bar, show_bar
 from regard.errors import ConfigError
 from regard.mechanism.arguments import check_choice
 from regard.observe import Recording, record
-from regard.observe.head_kinds import Head, Heads, classify_heads, find_score
+from regard.observe.classify_heads import classify_heads
 from regard.observe.head_scores import SCORES, HeadOptions
+from regard.observe.head_table import Head, Heads, find_score
 from regard.observe.run import IMPLICIT, KINDS
 from regard.observe.tensor_store import Store
 from regard.show import implicit_views, recording_views

@@ -9,7 +9,7 @@ from regard.errors import DataError
 from regard.head_atlas.documents import DocumentStore
 from regard.head_atlas.plan import AtlasSettings, get_shard_path, read_plan, read_shard
 from regard.head_atlas.statistics import State, describe_heads, merge_states
-from regard.observe.head_kinds import Heads
+from regard.observe.head_table import Heads
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from regard.head_atlas.atlas import Atlas
 from regard.head_atlas.documents import DocumentStore
 from regard.head_atlas.sampled_rows import DISTANCE_EDGES, SCORES
 from regard.head_atlas.statistics import ELSEWHERE, EXAMPLES, POSITIONS, get_edges
-from regard.observe.head_kinds import Head, Heads, describe_interval
+from regard.observe.head_table import Head, Heads, describe_interval
 
 STATIC = Path(__file__).parent / "static"
 SITE = "site"

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from regard.head_atlas.sampled_rows import DISTANCE_EDGES, POSITIONAL, SCORES, WITH_CHANCE, RowScores
-from regard.observe.head_kinds import Head, infer_kind
+from regard.observe.head_kinds import infer_kind
 from regard.observe.head_scores import UNBOUNDED_SCORES
+from regard.observe.head_table import Head
 from regard.observe.score_interval import Score, estimate_from_sums
 
 ELSEWHERE = "elsewhere"  # the largest weight on a key that is neither the first, nor the query's own, nor the one before it

@@ -10,7 +10,7 @@ from regard.head_atlas.atlas import Atlas
 from regard.head_atlas.documents import DocumentStore
 from regard.head_atlas.sampled_rows import DISTANCE_EDGES, SCORES
 from regard.head_atlas.statistics import EXAMPLES, POSITIONS, get_edges
-from regard.observe.head_kinds import Heads, make_line
+from regard.observe.head_table import Heads, make_line
 
 Line = dict[str, Any]
 CONTEXT = 48  # tokens of an example's text

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from regard.observe import detectors, patterns
-from regard.observe.head_kinds import MIN_SUPPORT, TELLING_KINDS, Head, classify_heads, quote_word
+from regard.observe.classify_heads import classify_heads
+from regard.observe.head_kinds import MIN_SUPPORT, TELLING_KINDS
 from regard.observe.head_scores import HeadOptions
+from regard.observe.head_table import Head, quote_word
 from regard.observe.map_view import MapView
 from regard.observe.patterns import Duplicate, Induction
 from regard.observe.score_interval import QueryScores, Score

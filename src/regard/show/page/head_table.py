@@ -4,9 +4,10 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from regard.observe import head_kinds
-from regard.observe.head_kinds import Head
+from regard.observe.classify_heads import classify_heads
+from regard.observe.head_kinds import RULES, TELLING_KINDS
 from regard.observe.head_scores import HeadOptions, define_user_scores
+from regard.observe.head_table import Head
 from regard.show.page.head_pictures import Alive
 from regard.show.page.recording_entry import HeadPlace, RecordingEntry
 from regard.show.page.select_head import select_head
@@ -37,7 +38,7 @@ def stream_head_table(entry: RecordingEntry, place: HeadPlace, alive: Alive) -> 
 
 def describe_table(detectors: Iterable[str], notes: Iterable[str]) -> dict[str, Any]:
     """Describe a table in JSON: its detectors, its notes, and the kinds whose heads the page names first, in this order."""
-    return {"detectors": list(detectors), "notes": list(notes), "telling": list(head_kinds.TELLING_KINDS)}
+    return {"detectors": list(detectors), "notes": list(notes), "telling": list(TELLING_KINDS)}
 
 
 def compute_rows(entry: RecordingEntry, place: HeadPlace, wanted: HeadOptions, alive: Alive) -> Iterator[Head]:
@@ -48,12 +49,12 @@ def compute_rows(entry: RecordingEntry, place: HeadPlace, wanted: HeadOptions, a
         single_heads = (select_head(entry.recording, kind, part, number, head) for head in range(h))
         for recording in single_heads if b * q * k > MAX_LAYER_WEIGHTS else (entry.recording,):
             alive()
-            yield from head_kinds.classify_heads(recording, wanted, kind=kind, part=part, layers=[number])
+            yield from classify_heads(recording, wanted, kind=kind, part=part, layers=[number])
 
 
 def convert_row(row: Head) -> dict[str, Any]:
     """Convert a row to JSON."""
     scores = {name: score if math.isfinite(score) else None for name, score in row.scores.items()}
     plain = {name: getattr(row, name) for name in ("layer", "name", "head", "kind", "sentence")}
-    deciding = row.scores.get(head_kinds.RULES.get(row.kind, row.kind))
+    deciding = row.scores.get(RULES.get(row.kind, row.kind))
     return {**plain, "scores": scores, "verdict": None if deciding is None else deciding.to_dict()}

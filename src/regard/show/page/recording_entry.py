@@ -14,8 +14,8 @@ from regard.errors import ConfigError
 from regard.map import AttentionMap
 from regard.map.implicit_map import ImplicitMap
 from regard.observe import Recording
-from regard.observe.head_kinds import Head
 from regard.observe.head_scores import UserScore
+from regard.observe.head_table import Head
 from regard.observe.kv_history import KVHistory
 from regard.observe.places import AudioFrames
 from regard.observe.run import KINDS

@@ -11,7 +11,7 @@ from regard.errors import ConfigError, DataError
 from regard.lectures.example_steps import Example, ExampleStep, StepTable
 from regard.lectures.examples import build_example
 from regard.mechanism import Steps
-from regard.observe.head_kinds import quote_word
+from regard.observe.head_table import quote_word
 from regard.observe.map_view import MapView
 from regard.show.number_format import format_rounded
 from regard.show.page.recording_entry import HeadPlace, RecordingEntry, truncate_word
