@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from regard.show.page import executor, memory_size, recording_entry, session, timeouts
+from regard.show.page import executor, memory_size, recording_entry, recording_store, timeouts
 from regard.show.page.session import Session
 from show.page.server_client import in_steps, make_writer, open_client, rows_and_keys
 
@@ -72,9 +72,9 @@ def test_it_stays_within_its_bounds_whatever_is_asked(recording, limit, monkeypa
     layer = memory_size.measure_recording(given) // len(given.layers())
     monkeypatch.setattr(recording_entry, "MAX_JOINED_LAYER_BYTES", limit)
     monkeypatch.setattr(recording_entry, "MAX_MAPS_BYTES", layer)
-    monkeypatch.setattr(session, "MAX_OPENED_BYTES", 2 * layer)
-    monkeypatch.setattr(session, "MAX_TYPED_BYTES", 60_000)
-    monkeypatch.setattr(session, "MAX_TYPED", 5)
+    monkeypatch.setattr(recording_store, "MAX_OPENED_BYTES", 2 * layer)
+    monkeypatch.setattr(recording_store, "MAX_TYPED_BYTES", 60_000)
+    monkeypatch.setattr(recording_store, "MAX_TYPED", 5)
     with open_client(given, adapter=make_writer()) as client:
         kept = client.server.page.session
         held = used(client)
@@ -91,7 +91,7 @@ def one_call():
 
 @pytest.mark.slow
 def test_many_short_texts_leave_few_recordings(monkeypatch):
-    monkeypatch.setattr(session, "MAX_TYPED", 3)
+    monkeypatch.setattr(recording_store, "MAX_TYPED", 3)
     with open_client(rows_and_keys(*one_call()), adapter=make_writer()) as client:
         typed = [json.loads(client.post("/api/type", {"text": "A" * n})[1])["id"] for n in range(1, 10)]
         assert [one["id"] for one in client.json("/api/start")["recordings"]] == client.ids
@@ -100,8 +100,7 @@ def test_many_short_texts_leave_few_recordings(monkeypatch):
 
 
 def test_the_bounds_together_are_below_300_mb():
-    caches = (
-        session.MAX_OPENED_BYTES + session.MAX_TYPED_BYTES + recording_entry.MAX_MAPS_BYTES + session.MAX_TYPED_BYTES
-    )  # the maps of those written
+    typed = recording_store.MAX_TYPED_BYTES
+    caches = recording_store.MAX_OPENED_BYTES + typed + recording_entry.MAX_MAPS_BYTES + typed  # the maps of those written
     waiting = timeouts.MAX_CONNECTIONS * 2 * 2**16 + executor.MAX_REQUESTS * 256 * 256 * 2 + timeouts.MAX_CONNECTIONS * 2**14
     assert caches + waiting < 250 * MB

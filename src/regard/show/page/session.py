@@ -1,8 +1,7 @@
-"""The recordings that a page shows, within a memory limit, and the model that makes more of them."""
+"""The recordings that a page shows, and the models that make more of them."""
 
 import functools
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,10 +17,10 @@ from regard.observe.attention_changes import name_layer
 from regard.observe.head_scores import UserScore
 from regard.observe.head_table import Heads
 from regard.probe.probe_heads import probe_heads
-from regard.show.page import attributions, gallery, memory_size, translator_adapter, word_influence
+from regard.show.page import attributions, gallery, translator_adapter, word_influence
 from regard.show.page.finding import LEAK, OpeningFinding, find_finding, find_head_finding
 from regard.show.page.generation_loops import GenerationLoops
-from regard.show.page.head_pictures import Alive, OpenedHead
+from regard.show.page.head_pictures import Alive
 from regard.show.page.head_table import convert_row, describe_table
 from regard.show.page.json_encoding import encode_json
 from regard.show.page.model_adapter import (
@@ -38,13 +37,11 @@ from regard.show.page.model_lock import hold_model_lock, wait_for_lock
 from regard.show.page.named_runs import NamedRuns
 from regard.show.page.next_word_ablation import predict_without_heads
 from regard.show.page.params import MissingError
-from regard.show.page.recording_entry import WITHOUT_FIRST, HeadPlace, RecordingEntry, summarize_entry
+from regard.show.page.recording_entry import HeadPlace, RecordingEntry, summarize_entry
 from regard.show.page.recording_id import encode_text, identify_model, identify_recording, make_id
+from regard.show.page.recording_store import RecordingStore
 from regard.show.page.translator_adapter import TranslatorAdapter
 
-MAX_TYPED = 32  # maximum recordings of typed texts
-MAX_TYPED_BYTES = 16 * 2**20  # maximum bytes of recordings of typed texts; the newest is always kept
-MAX_OPENED_BYTES = 120 * 2**20  # maximum bytes of opened heads; the newest is always kept
 MAX_CHARACTERS = 20_000  # maximum characters of a text
 MAX_NEW_TOKENS = 320  # maximum tokens generated at a time
 MAX_READ_TOKENS = 2048  # maximum tokens read of a text, where the model's context is longer
@@ -68,8 +65,8 @@ class GenerationRequest:
     run: str | None = None
 
 
-class Session:
-    """Recordings by id, the opened heads, and a model; several threads may use it at once."""
+class Session(RecordingStore):
+    """Recordings, models that make more of them, and what was computed by these; several threads may use it at once."""
 
     def __init__(
         self,
@@ -79,21 +76,18 @@ class Session:
         scores: Sequence[UserScore] = (),
         others: Sequence[ModelAdapter | TranslatorAdapter] = (),
     ) -> None:
+        super().__init__((TRANSLATION_ID, LEAK_ID))
         self.version, self.scores = version, scores
         self.loading: Callable[[], dict[str, Any]] | None = None  # describes what is loaded before the page can be shown
         self.add_models([one for one in (adapter, *others) if one is not None])
-        self._entries: OrderedDict[str, RecordingEntry] = OrderedDict()
-        self._opened: OrderedDict[tuple[str, HeadPlace], OpenedHead] = OrderedDict()
         self._attributions = attributions.AttributionCache()
         self._findings: dict[tuple[str, str | None], OpeningFinding | None] = {}  # by recording and the kind that is wanted
         self._probes: dict[str, Heads] = {}  # by model
         self.loops = GenerationLoops()
         self.runs = NamedRuns()
         self._projection_reasons: dict[str, str | None] = {}  # by model, once it is known
-        self._lock, self._model_lock, self._finding_lock = threading.RLock(), threading.Lock(), threading.Lock()
+        self._model_lock, self._finding_lock = threading.Lock(), threading.Lock()
         self._model_id = functools.cache(lambda name: identify_model(self.adapters[name]))
-        self._listed: list[str] = []  # for all visitors
-        self._pinned = {TRANSLATION_ID, LEAK_ID}  # these are never removed
         if recording is not None:
             self._pinned.add(self.add_recording(recording).id)
 
@@ -133,75 +127,18 @@ class Session:
             "limits": get_limits(),
         }
 
-    @property
-    def listed(self) -> list[str]:
-        """The ids of the recordings that all visitors see; those of the requests are seen by who asks for their ids."""
-        with self._lock:
-            return [name for name in self._listed if name in self._entries]
-
-    def summarize_recordings(self, names: Sequence[str]) -> list[dict[str, Any]]:
-        """Summarize those of some recordings that are here."""
-        with self._lock:
-            return [summarize_entry(self._entries[name]) for name in names if name in self._entries]
-
     def add_recording(self, recording: Recording | RecordingEntry) -> RecordingEntry:
         """Store a recording, or the entry of one, that all visitors see."""
         if isinstance(recording, Recording):
             recording = RecordingEntry(identify_recording(recording), recording, scores=self.scores)
         return self.add_entry(recording, is_listed=True)
 
-    def add_entry(self, entry: RecordingEntry, is_listed: bool = False) -> RecordingEntry:
-        """Store a recording, or return the one with its id; where there are too many, the oldest typed ones are removed."""
-        with self._lock:
-            summarize_entry(entry)  # raises where the recording is not usable
-            entry = self._entries.setdefault(entry.id, entry)
-            self._entries.move_to_end(entry.id)
-            if is_listed and entry.id not in self._listed:
-                self._listed.append(entry.id)
-            mine = [one for one in self._entries.values() if one.id not in self._pinned]
-            while len(mine) > 1 and (
-                len(mine) > MAX_TYPED or sum(memory_size.measure_recording(one.recording) for one in mine) > MAX_TYPED_BYTES
-            ):
-                self.remove_recording(mine.pop(0).id)
-            return entry
-
     def remove_recording(self, name: str) -> None:
         """Remove a recording and all that was computed from it."""
-        del self._entries[name]
+        super().remove_recording(name)
         self._attributions.remove_recording(name)
-        for key in [key for key in self._opened if key[0].removesuffix(WITHOUT_FIRST) == name]:
-            del self._opened[key]
         for wanted in [wanted for owner, wanted in self._findings if owner == name]:
             del self._findings[name, wanted]
-
-    def get_entry(self, name: str) -> RecordingEntry:
-        """Return a recording by its id, with ":rest" after it without its first key. Raises MissingError if it is not here."""
-        known, hides_first = name.removesuffix(WITHOUT_FIRST), name.endswith(WITHOUT_FIRST)
-        with self._lock:
-            if known in self._entries:
-                return self._entries[known].without_first if hides_first else self._entries[known]
-        raise MissingError(
-            f"there is no recording {name[:20]!r}; the oldest recordings of typed texts are removed to make room for new ones."
-        )
-
-    def open_head(self, entry: RecordingEntry, place: HeadPlace) -> OpenedHead:
-        """Return an opened head; the least recently used ones are removed to make room, before it is computed."""
-        key = entry.id, replace(place, part=entry.get_layers(place).part)
-        with self._lock:
-            known = self._opened.get(key)
-        opened = known or OpenedHead(*entry.get_sized_map(place))  # outside of the lock: joining many calls takes a while
-        with self._lock:
-            self.get_entry(entry.id)  # raises if it was removed
-            found = self._opened.setdefault(key, opened)
-            self._opened.move_to_end(key)
-            while len(self._opened) > 1 and sum(one.nbytes for one in self._opened.values()) > MAX_OPENED_BYTES:
-                self._opened.popitem(last=False)
-            return found
-
-    def list_opened(self) -> list[OpenedHead]:
-        """Return the opened heads."""
-        with self._lock:
-            return list(self._opened.values())
 
     def run_text(self, text: str, alive: Alive, is_listed: bool = True, model: str | None = None) -> dict[str, Any]:
         """Run a model on a text, and return the summary of the recording; a text that was read is not read again."""
