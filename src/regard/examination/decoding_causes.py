@@ -36,13 +36,13 @@ def explain_difference(
         for full, step in zip(whole, decoded[n * len(names) : (n + 1) * len(names)], strict=True):
             if full.name != step.name:
                 return ""
-            found = next(describe_step(full, step, before, size), "")
+            found = next(list_differences(full, step, before, size), "")
             if found:
                 return f"{format_token(before)}{f' in {full.name}' if full.name else ''} {found}"
     return ""
 
 
-def describe_step(full: InnerCall, step: InnerCall, before: int, size: int) -> Iterator[str]:
+def list_differences(full: InnerCall, step: InnerCall, before: int, size: int) -> Iterator[str]:
     """Yield what differs between a step and the full forward, in words: keys, positions, values and who sees whom."""
     count = before + size
     if step.call.k.shape[2] < count:
@@ -62,7 +62,7 @@ def describe_step(full: InnerCall, step: InnerCall, before: int, size: int) -> I
         yield f"has {what} for {' and '.join(WHO[who] for who in moved if moved[who] == where)}"
     if not has_equal_values(full.call.v, step.call.v, count):
         yield "gets values that are not those of the full forward"
-    seen, expected = read_seen(step)[..., :count], read_seen(full)[:, before:count, :count]
+    seen, expected = find_weighted_keys(step)[..., :count], find_weighted_keys(full)[:, before:count, :count]
     if seen.shape == expected.shape and bool((seen != expected).any()):
         b, i, j = (int(n) for n in (seen != expected).nonzero()[0])
         yield f"{'sees' if seen[b, i, j] else 'does not see'} key {j}, unlike in the full forward: {MASK}"
@@ -101,7 +101,7 @@ def find_position(full: InnerCall, one: Tensor, other: Tensor, before: int, who:
     return near[0] if len(near) == 1 else -1
 
 
-def read_seen(one: InnerCall) -> Tensor:
+def find_weighted_keys(one: InnerCall) -> Tensor:
     """Return which keys have a weight in any head, bool (b, q, k); of no queries if they are too many."""
     try:
         return (one.call.build_map(one.call.k).dense() > 0).any(1)

@@ -24,14 +24,14 @@ def report_exception(error: BaseException, step: str) -> Finding:
     """Return the finding of a subject that raised something other than an Exception, such as SystemExit."""
     message = " ".join(str(error).split())
     cure = RETURN if isinstance(error, SystemExit) else RAISE
-    evidence = f"it raised {type(error).__name__}{f': {message}' if message else ''}{locate_error(error)}{describe_step(step)}"
+    evidence = f"it raised {type(error).__name__}{f': {message}' if message else ''}{locate_error(error)}{locate_step(step)}"
     return Finding("raises", evidence, cure, 3.0, "stopped")
 
 
 def report_timeout(seconds: float, step: str, where: str = "") -> Finding:
     """Return the finding of an examination that reached its time limit."""
     return Finding(
-        "unfinished", f"the time limit of {seconds:g} s was reached{where}{describe_step(step)}", FASTER, 3.0, "stopped"
+        "unfinished", f"the time limit of {seconds:g} s was reached{where}{locate_step(step)}", FASTER, 3.0, "stopped"
     )
 
 
@@ -41,10 +41,10 @@ def report_process_end(status: int, step: str) -> Finding:
     if status < 0:
         with contextlib.suppress(ValueError):
             how = f"was ended by {signal.Signals(-status).name}"
-    return Finding("unfinished", f"the process in which it ran {how}{describe_step(step)}", RETURN, 3.0, "stopped")
+    return Finding("unfinished", f"the process in which it ran {how}{locate_step(step)}", RETURN, 3.0, "stopped")
 
 
-def describe_step(step: str) -> str:
+def locate_step(step: str) -> str:
     """Return the words for the step that was examined."""
     return f", while examining its {step}" if step else ""
 

@@ -34,7 +34,7 @@ def check_layers(model: TokenModel, names: Iterable[str], expects: Mask) -> Iter
             case = None if replay.get_kind(given.part) in known else make_case(given, expects)
             results = [] if case is None else list(check_case(case))
             known |= {replay.get_kind(given.part)} if results else set()
-            yield from (name_layer(one, given.name) for one in results)
+            yield from (add_layer_name(one, given.name) for one in results)
 
 
 def make_case(given: PartCall, expects: Mask) -> Case | None:
@@ -71,7 +71,7 @@ def check_case(case: Case) -> Iterator[Finding | Checked]:
     yield from (one for one in results if isinstance(one, (Finding, Checked)))
 
 
-def name_layer(one: Finding | Checked, name: str) -> Finding | Checked:
+def add_layer_name(one: Finding | Checked, name: str) -> Finding | Checked:
     """Return a result with the name of its layer."""
     if isinstance(one, Finding):
         return replace(one, evidence=f"in {name} {one.evidence}", layer=name)

@@ -22,7 +22,7 @@ def find_moving_module(model: TokenModel, changed: Tensor, b: int, i: int) -> st
     """
     before, after = record_outcomes(model, model.ids, b, i), record_outcomes(model, changed, b, i)
     for (name, came, gave), (_, came_then, gave_then) in zip(before, after, strict=False):
-        if has_equal_values(came, came_then) and not has_equal_values(gave, gave_then):
+        if are_all_close(came, came_then) and not are_all_close(gave, gave_then):
             return name
     return ""
 
@@ -47,7 +47,7 @@ def is_attention_like(model: TokenModel, name: str) -> bool:
             other = first.clone()
             other[:, :-1] = other[:, :-1].roll(1, -1) + 1
             again = part(*(other if one is first else one for one in given))
-            found[0] = not has_equal_values(take_last_tokens(output), take_last_tokens(again))
+            found[0] = not are_all_close(take_last_tokens(output), take_last_tokens(again))
 
     handle = part.register_forward_hook(hook)
     try:
@@ -87,7 +87,7 @@ def select_token(values: Sequence[Any], shape: torch.Size, b: int, i: int | None
     return [(one[b] if i is None else one[b, i]).detach().clone() for one in every]
 
 
-def has_equal_values(one: list[Tensor], other: list[Tensor]) -> bool:
+def are_all_close(one: list[Tensor], other: list[Tensor]) -> bool:
     """Return whether two lists of tensors are equal up to rounding."""
     return len(one) == len(other) and all(
         a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=1e-5, atol=1e-7, equal_nan=True)

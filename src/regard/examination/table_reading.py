@@ -117,7 +117,7 @@ def read_tables(one: InnerCall, root: nn.Module) -> Iterator[TableRows]:
             else table.T[None, :, None].expand(len(bias), h, len(queries), -1)
         )
         for factor in (1.0, scale):
-            rows = match_rows(bias, factor * made, shown, distances)
+            rows = match_table_rows(bias, factor * made, shown, distances)
             if rows is not None:
                 yield TableRows(name, made.shape[-1], *rows)
                 break
@@ -138,7 +138,7 @@ def iterate_tables(root: nn.Module, heads: int, width: int) -> Iterator[tuple[st
             yield name, table
 
 
-def match_rows(bias: Tensor, made: Tensor, shown: Tensor, distances: Tensor) -> tuple[Tensor, Tensor] | None:
+def match_table_rows(bias: Tensor, made: Tensor, shown: Tensor, distances: Tensor) -> tuple[Tensor, Tensor] | None:
     """Return the distances that are shown and the row of each, both (n,); None unless each has one row, whatever the query.
 
     `bias` (b, h, n, t) is that of n queries, `made` (b, h, n, r) what each row gives, `shown` and `distances` are (n, t).

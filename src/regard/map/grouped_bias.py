@@ -125,7 +125,9 @@ def find_image(bias: Tensor) -> GroupedBias | None:
             if pixels % width or (height + width + 2 * first) * SMALLER > keys:
                 continue
             tokens, image = bias[..., :first], bias[..., first:].unflatten(-1, (height, width))
-            if not (is_sum(image[(0,) * (bias.dim() - 2)][-1]) and all(map(is_sum, list_matrices(image, 3)))):
+            if not (
+                is_row_plus_column(image[(0,) * (bias.dim() - 2)][-1]) and all(map(is_row_plus_column, list_matrices(image, 3)))
+            ):
                 continue
             rows, columns = image[..., 0], image[..., 0, :] - image[..., 0, :1]
             places = torch.arange(pixels, device=bias.device)
@@ -137,7 +139,7 @@ def find_image(bias: Tensor) -> GroupedBias | None:
     return None
 
 
-def is_sum(image: Tensor) -> bool:
+def is_row_plus_column(image: Tensor) -> bool:
     """Return whether entries (..., rows, columns) are sums of a number for each row and one for each column."""
     expected = image[..., :1] + (image[..., :1, :] - image[..., :1, :1])
     entries, difference = image.flatten(-2), (expected - image).abs().flatten(-2).amax(-1)

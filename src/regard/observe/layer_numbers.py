@@ -10,7 +10,7 @@ from regard.observe.block_outputs import is_inside
 from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.interception.provenance import ModuleFrame
 from regard.observe.interception.thread_state import STATE
-from regard.observe.run import IMPLICIT, find_default_part, find_parts, is_in_part, join_names
+from regard.observe.run import IMPLICIT, find_default_part, is_in_part, join_names, list_part_names
 
 PATHS = 4096  # paths cached
 CROSSES = re.compile("cross|encoder_attn|encdec|enc_attn|src_attn|multihead_attn")  # in the last components of a path
@@ -119,7 +119,7 @@ class LayerNumbers:
         paths = self.paths[kind != IMPLICIT]
         if name not in paths:
             paths[name] = None
-            self.parts = find_parts(list(self.paths[True] or self.paths[False]))
+            self.parts = list_part_names(list(self.paths[True] or self.paths[False]))
         order = self.order.setdefault(kind, [])
         if (name, visit) not in order:
             order.append((name, visit))

@@ -92,7 +92,7 @@ class Run:
     @property
     def parts(self) -> list[str]:
         """The parts of a model that has several (encoder and decoder, or towers); empty for any other."""
-        return find_parts(list(dict.fromkeys(call.name for call in self.softmax_calls)) or self.names)
+        return list_part_names(list(dict.fromkeys(call.name for call in self.softmax_calls)) or self.names)
 
     def layers(self, kind: str = "self", part: str | None = None) -> list[str]:
         """Return the modules of a kind and a part in the order they first ran; one that a forward visits n times, n times."""
@@ -333,7 +333,7 @@ def find_key_growth(keys: list[Tensor], queries: list[int]) -> int | None:
     return growth if same else None
 
 
-def find_parts(names: list[str]) -> list[str]:
+def list_part_names(names: list[str]) -> list[str]:
     """Return the parts of a model with modules of attention at these paths; empty if it has one part only."""
     paths = [re.sub(r"\d+", "*", name).split(".") for name in names]
     for components in zip(*paths, strict=False):

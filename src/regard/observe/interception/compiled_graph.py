@@ -71,7 +71,7 @@ def add_ops(gm: fx.GraphModule, is_part: bool) -> None:
             new_nodes.append((node, torch.ops.regard.observe, (*build_arguments(node), module)))
         elif is_attention(node):
             new_nodes.append((node, torch.ops.regard.report, (f"compiled {get_name(node)}", BY_HAND, module)))
-        elif any(is_attention(one) for part in find_parts(gm, node) for one in part.graph.nodes):
+        elif any(is_attention(one) for part in list_subgraphs(gm, node) for one in part.graph.nodes):
             new_nodes.append((node, torch.ops.regard.report, (f"compiled {get_name(node)}", NESTED, module)))
     for node, op, args in new_nodes:
         with gm.graph.inserting_before(node) if node.op == "output" else gm.graph.inserting_after(node):
@@ -93,7 +93,7 @@ def find_module_id(node: fx.Node) -> int:
     return int(keys[-1]) if keys and keys[-1].isdigit() else 0
 
 
-def find_parts(gm: fx.GraphModule, node: fx.Node) -> Iterator[fx.GraphModule]:
+def list_subgraphs(gm: fx.GraphModule, node: fx.Node) -> Iterator[fx.GraphModule]:
     """Yield the graphs that a node runs, and those inside them."""
     for one in node.args if node.op == "call_function" else ():
         part = getattr(gm, str(one.target), None) if isinstance(one, fx.Node) and one.op == "get_attr" else None

@@ -91,14 +91,14 @@ def find_sum(frame: ModuleFrame, x: TensorRef) -> Operation | None:
     """Return the sum that a tensor is, in another layout or not, with a number or an exponential for each row added or not."""
     maker = skip_layouts(frame, x)
     if maker is None or infer_role(maker.name) is not Role.ADD or len(maker.given) > 2:
-        return maker if maker is not None and is_sum(maker) else None
+        return maker if maker is not None and sums_over_axis(maker) else None
     added = [one for given in maker.given if (one := skip_layouts(frame, given)) is not None]
-    sums = [one for one in added if is_sum(one)]
+    sums = [one for one in added if sums_over_axis(one)]
     is_known = len(sums) == 1 and all(one is sums[0] or is_exponential(one) for one in added)
     return sums[0] if is_known and len(added) == len(maker.given) else None
 
 
-def is_sum(maker: Operation) -> bool:
+def sums_over_axis(maker: Operation) -> bool:
     """Return whether an operation sums over an axis."""
     return strip_affixes(maker.name) == "sum"
 
