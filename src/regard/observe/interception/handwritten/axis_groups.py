@@ -45,7 +45,8 @@ def find_groups(
     other = {axis for axes in table.expand_dims(dims[1 - place]) for axis in axes}
     labels = product.labels[place]
     keys = tuple(axis for label, axes in zip(labels, own, strict=True) if label not in product.result for axis in axes)
-    row_axes = [axes for label, axes in zip(labels, own, strict=True) if label in product.result and axes]
+    rows = [axes for label, axes in zip(labels, own, strict=True) if label in product.result]
+    row_axes = [axes for axes in rows if axes]
     form = weights.form
     if form is None and weights.activated is not None and weights.dims is not None:
         activated = weights.activated.form  # unless weights were cut or moved since
@@ -58,7 +59,6 @@ def find_groups(
     choice = describe_choice(weights.changes)
     if other & set(queries) or (choice and not queries and row_axes):
         raise UnreadableError(f"its values differ from query to query{f': it is {choice} attention' if choice else ''}")
-    rows = [axes for label, axes in zip(labels, own, strict=True) if label in product.result]
     rest = [tuple(axis for axis in axes if axis not in queries) for axes in rows]
     batch = [left for axes, left in zip(rows, rest, strict=True) if left or not axes]
     if not queries and () in batch:  # a single query, behind a single batch row if both are there
