@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-NUMBER = re.compile(r"(?:n|num|number|nr)?_?(?:of_)?(?:attention_|attn_)?heads?|h")
+NUMBER = re.compile(r"(?:n|num|number|nr)?_?(?:of_)?(?:attention_|attn_|query_)?heads?|h")
 WIDTH = re.compile(r"heads?_(?:dim|size|width|d)|d_?(?:head|k)|dim_(?:per_)?head|d_per_head")
 
 
