@@ -102,6 +102,19 @@ def test_cut_entries_are_left_out_of_the_matrix_with_gradients(name, heads):
     assert recording.map(0, kind="implicit").certificate().error < EQUAL
 
 
+@pytest.mark.parametrize("is_out_inside", [False, True])
+@pytest.mark.parametrize("name", FORMS)
+def test_entries_that_two_blocks_cut_and_heads_that_one_takes_out_are_left_out_once(name, is_out_inside):
+    model, x = build(name)
+    visible = torch.ones(H, T, T, dtype=torch.bool)
+    visible[:, 4:9, [1, 3]] = False
+    blocks = [[CutEdges(slice(4, 9), [1, 3], kind="implicit")], [KnockOut(0, 1, kind="implicit")]]
+    blocks[1].append(CutEdges(slice(4, 9), 3, kind="implicit"))
+    outer, inner = blocks if is_out_inside else blocks[::-1]
+    with intervene(model, *outer), intervene(model, *inner):
+        assert_equal(model(x), compute(model, x, name, visible, heads=(0, 2)))
+
+
 @pytest.mark.parametrize("name", FORMS)
 def test_a_change_that_changes_nothing_leaves_every_bit(name):
     model, x = build(name)

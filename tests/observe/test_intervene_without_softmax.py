@@ -402,6 +402,18 @@ def test_interventions_inside_each_other_add_up():
         assert_equal(model(x), model[1](expected.flatten(2)))
 
 
+@pytest.mark.parametrize("is_cut_outside", [False, True])
+def test_a_head_that_one_block_takes_out_stays_out_in_one_around_or_inside_it(is_cut_outside):
+    model, x = build("differential")
+    expected = compute_heads(model, x, Primitives(hide(torch.arange(4, 9), torch.tensor([1, 3])), t=2.0)).clone()
+    expected[:, :, 1] = 0
+    blocks = [[KnockOut(head=1, kind="implicit")], [CutEdges(slice(4, 9), [1, 3], kind="implicit")]]
+    blocks[1].append(Temperature(t=2.0, kind="implicit"))
+    outer, inner = blocks[::-1] if is_cut_outside else blocks
+    with intervene(model, *outer), intervene(model, *inner):
+        assert_equal(model(x), model[1](expected.flatten(2)))
+
+
 def test_nothing_of_a_router_is_kept():
     class Routed(nn.Module):
         def __init__(self):

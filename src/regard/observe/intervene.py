@@ -170,9 +170,9 @@ class Intervention:
 
     def change_recurrence(self, call: RecurrenceCall, adapter: CallAdapter, name: str) -> tuple[RecurrenceCall, CallAdapter]:
         """Return a call of weights that are no softmax, and how it runs, with every change that applies to its layer."""
-        plain, read, write = adapter.plain_call, adapter.context, adapter.result
+        plain, read = adapter.plain_call, adapter.context
         meant = self.find_changes_of_recurrence(name)
-        if not meant or plain is None or read is None or write is None:
+        if not meant or plain is None or read is None or adapter.result is None:
             return call, adapter
         place = self.layer_numbers.find_place(name, IMPLICIT)
         plain, number = replace(plain, visit=place.visit), place.number_in_part
@@ -192,16 +192,14 @@ class Intervention:
             meant = [change for change in meant if change.change_call(plain, name, number) is plain]
         if not meant:
             return call, adapter
-        weights, adapter = (None, adapter) if found is None else found
-        result = adapter.run()
-        context = read(result)
-        if weights is not None:
-            call = store_changed_weights(call, weights, context)
+        if found is not None:
+            weights, adapter = found
+            call = store_changed_weights(call, weights, read(adapter.run()))
         for change in meant:
             self.report_applied(change, place)
-            context = change.change_context(context, plain, name, number)
         self.changed_modules.add(name)
-        return call, replace(adapter, run=lambda: write(context, result))
+        changes = [partial(change.change_context, call=plain, name=name, number=number) for change in meant]
+        return call, replace(adapter, context_changes=(*adapter.context_changes, *reversed(changes)))
 
     def select_changes(
         self, meant: list[Change], call: RecurrenceCall, plain: AttentionCall, name: str, number: int

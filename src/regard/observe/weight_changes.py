@@ -37,7 +37,7 @@ def change_weights(changed: AttentionCall, adapter: CallAdapter) -> tuple[Tensor
 
 
 def cut_entries(changed: AttentionCall, adapter: CallAdapter) -> CallAdapter:
-    """Return how a call runs without the entries of its matrix that the mask of a changed plain call hides.
+    """Return how a call runs without the entries of its matrix that the mask of a changed plain call hides anew.
 
     Raises UnreadableError if they are not known.
     """
@@ -45,14 +45,16 @@ def cut_entries(changed: AttentionCall, adapter: CallAdapter) -> CallAdapter:
     assert read_context is not None
     assert write is not None
     assert adapter.cut_entries is not None
+    assert adapter.plain_call is not None
     (b, h, n, _), k = changed.q.shape, changed.k.shape[2]
     every, keys = (torch.arange(size, device=changed.q.device) for size in (n, k))
-    hidden = ~changed.mask.block(every, keys, changed.offset).expand(b, h, n, k)
+    before, after = (one.mask.block(every, keys, one.offset).expand(b, h, n, k) for one in (adapter.plain_call, changed))
+    hidden = before & ~after
     if not hidden.any():
         return adapter
     result = adapter.run()
     context = adapter.cut_entries(read_context(result), hidden)
-    return replace(adapter, run=lambda: write(context, result))
+    return replace(adapter, run=lambda: write(context, result), plain_call=changed)
 
 
 def store_changed_weights(call: RecurrenceCall, weights: Tensor, context: Tensor) -> RecurrenceCall:

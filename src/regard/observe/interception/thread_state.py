@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -292,7 +293,14 @@ def change_recurrence(call: RecurrenceCall, adapter: CallAdapter) -> tuple[Recur
         name = find_name(watcher) if watcher.can_change_calls else None
         if name is not None:
             call, adapter = watcher.change_recurrence(call, adapter, name)
-    return call, adapter
+    read, write = adapter.context, adapter.result
+    if not adapter.context_changes or read is None or write is None:
+        return call, adapter
+    result = adapter.run()
+    context = read(result)
+    for change in reversed(adapter.context_changes):
+        context = change(context)
+    return call, replace(adapter, run=lambda: write(context, result), context_changes=())
 
 
 def dispatch_recurrence(call: RecurrenceCall) -> None:
