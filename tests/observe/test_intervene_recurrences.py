@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from observe.models import CACHE
 from observe.recurrent_models import RECURRENT, draw_tokens
 from regard import CutEdges, KnockOut, Patch, Temperature, intervene, record
 
@@ -18,6 +19,7 @@ FUNCTIONS = {  # of families: the function, the argument with the values, the ax
     "lfm2": ("causal_conv1d_fn", "hidden_states", 1, 2),
 }
 QUERIES, KEYS = [4, 7, 8], [2, 4]
+CACHES = (CACHE, "past_key_values", "cache_params")  # names of it
 EQUAL = 1e-5  # relative: some of these functions compute in float32
 
 
@@ -26,15 +28,22 @@ def build(name):
     return model, draw_tokens()
 
 
-def run(model, tokens):
-    """The output of the first block."""
+def run(model, tokens, prompt=None):
+    """The output of the first block: of one forward, or of a prompt and of one token after another with a cache."""
     block = next(one for one in model.modules() if isinstance(one, nn.ModuleList))[0]
-    outputs = []
+    outputs, cache = [], {}
     handle = block.register_forward_hook(lambda _, __, output: outputs.append(output))
     with torch.no_grad():
-        model(tokens)
+        for part in [tokens] if prompt is None else (tokens[:, :prompt], *tokens[:, prompt:].split(1, 1)):
+            cache = find_cache(model, model(part, use_cache=True, **cache))
     handle.remove()
-    return outputs[0][0] if isinstance(outputs[0], tuple) else outputs[0]
+    return torch.cat([one[0] if isinstance(one, tuple) else one for one in outputs], 1)
+
+
+def find_cache(model, output):
+    """The cache of an output, as an argument of the model."""
+    name = next(one for one in CACHES if one in inspect.signature(model.forward).parameters)
+    return {name: next(output[one] for one in CACHES if output.get(one) is not None)}
 
 
 def with_grad(model, tokens):
@@ -173,6 +182,49 @@ def test_heads_stay_knocked_out_in_a_generation_and_edges_are_cut_in_its_prompt(
             whole = model(found.sequences).logits
     for n, logits in enumerate(found.logits):
         assert (logits - whole[:, tokens.shape[1] - 1 + n]).abs().max() < EQUAL * whole.abs().max()
-    told = pytest.warns(UserWarning, match="A part of the output of .* was not changed: it continues a state")
-    with told, intervene(model, CutEdges(12, 2, kind="implicit")):
-        model.generate(tokens, **settings)
+
+
+LATE = {
+    "edges": lambda source: CutEdges([3, 9, 10, 12], [2, 4, 9], layer=0, kind="implicit"),
+    "edges of a head": lambda source: CutEdges(keys=[2, 8], layer=0, head=[1, 3], kind="implicit"),
+    "edges from the end": lambda source: CutEdges(slice(8, 11), -2, layer=0, kind="implicit"),
+    "a sample": lambda source: KnockOut(0, 1, "resample", source, kind="implicit"),
+    "a mean": lambda source: KnockOut(0, [0, 2], "mean", source, kind="implicit"),
+}
+
+
+@pytest.mark.parametrize("change", LATE)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_changes_by_position_are_those_of_one_forward_in_the_steps_of_a_cache(name, change):
+    model, tokens = build(name)
+    with record(model) as source, torch.no_grad():
+        model(tokens.flip(0))
+    made = LATE[change](source)
+    places = [CutEdges(n, n - 1, layer=0, kind="implicit") for n in (8, 9, 10)]
+    with intervene(model, *(places if change == "edges from the end" else [made])):
+        expected = run(model, tokens)
+    with intervene(model, made):
+        found = run(model, tokens, prompt=8)
+    assert_close(found, expected, run(model, tokens))
+
+
+def test_edges_are_cut_in_the_steps_of_beams_and_of_interleaved_texts():
+    model, tokens = build("mamba2")
+    change = CutEdges([5, 13, 14, 15], [2, 4, 13], layer=0, kind="implicit")
+    settings = {"max_new_tokens": 6, "pad_token_id": 0, "return_dict_in_generate": True, "num_beams": 3}
+    with intervene(model, change):
+        found = model.generate(tokens, output_scores=True, do_sample=False, **settings)
+        with torch.no_grad():
+            scores = model(found.sequences).logits.log_softmax(-1)
+    picked = scores[:, 12:-1].gather(2, found.sequences[:, 13:, None]).squeeze(-1)
+    transitions = model.compute_transition_scores(found.sequences, found.scores, found.beam_indices)
+    assert (picked.cumsum(1) - transitions.cumsum(1)).abs().max() < EQUAL * picked.abs().max()
+
+
+def test_a_block_that_begins_after_the_prompt_leaves_edges_and_says_why():
+    model, tokens = build("mamba2")
+    with torch.no_grad():
+        cache = find_cache(model, model(tokens, use_cache=True))
+    told = pytest.warns(UserWarning, match="was not applied: .* it continues a state that no call in this block has left")
+    with told, intervene(model, CutEdges(keys=2, layer=0, kind="implicit")), torch.no_grad():
+        model(tokens[:, -1:], **cache)

@@ -21,10 +21,11 @@ from regard.observe.interception.handwritten.weight_steps import DIFFERENT
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.thread_state import NextHandler
-from regard.observe.layer_numbers import LayerNumbers, LayerPlace
+from regard.observe.layer_numbers import LayerPlace
 from regard.observe.record import refuse_compiled
-from regard.observe.recurrence_changes import explain_impossible
+from regard.observe.recurrence_changes import CONTINUED, explain_impossible, follow_tokens, needs_positions
 from regard.observe.run import IMPLICIT
+from regard.observe.run_tracker import RunTracker
 from regard.observe.token_positions import locate_tokens
 from regard.observe.weight_changes import change_weights, cut_entries, store_changed_weights
 
@@ -124,14 +125,15 @@ class Intervention:
         self.weighed_modules: set[str] = set()  # whose weights were changed
         self.second_products: dict[str, str] = {}  # of weights with other values, by the module, in words
         self.missed: dict[str, str] = {}  # why calls stay unchanged, by the module that made them
-        self.layer_numbers = LayerNumbers(self.names)
+        self.tracker = RunTracker(self.names, lambda _, x: x, self.report_missed)
+        self.layer_numbers = self.tracker.layer_numbers
         self.queries = 0, 0  # of the last self-attention in this forward: their number, and the tokens before them
         self.numbered: dict[Change, LayerPlace] = {}  # the layer that the number of a change meant
         self.numbers: dict[tuple[str, str, int], set[int | None]] = {}  # of layers, by kind, module and visit
 
     def start_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Start a forward, which numbers its layers."""
-        self.layer_numbers.start_forward(self.names[id(module)])
+        self.tracker.start_forward(module, args, kwargs)
         self.queries = 0, 0
 
     def select_targets(self, place: LayerPlace, kind: str) -> list[Change]:
@@ -176,6 +178,12 @@ class Intervention:
             return call, adapter
         place = self.layer_numbers.find_place(name, IMPLICIT)
         plain, number = replace(plain, visit=place.visit), place.number_in_part
+        if call.must_continue and any(map(needs_positions, meant)):
+            try:
+                plain, adapter = follow_tokens(self.tracker, call, plain, adapter, name)
+            except UnreadableError:
+                self.missed[name] = CONTINUED
+                meant = [change for change in meant if not needs_positions(change)]
         if adapter.change_weights is None:
             meant = self.select_changes(meant, call, plain, name, number)
         changed = plain

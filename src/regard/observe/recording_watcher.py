@@ -15,9 +15,8 @@ from regard.map import AttentionMap
 from regard.mechanism import Steps, attend
 from regard.mechanism.masks import Given
 from regard.observe.block_outputs import BlockStream, is_inside
-from regard.observe.call_graph import CallGraph, OutputGraph
+from regard.observe.call_graph import CallGraph
 from regard.observe.call_store import CallStore, cast_for_autocast, fold_unwritten_slots
-from regard.observe.implicit_history import ImplicitCall, ImplicitHistory, StoredRecurrence
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
 from regard.observe.interception.plain_tensors import disable_modes
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
@@ -140,17 +139,10 @@ class RecordingWatcher:
         tracker = self.tracker
         if not self.selection.has_layer(name, lambda: tracker.layer_numbers.find_first_numbers(name, IMPLICIT, False)):
             return
-        key, history = tracker.place_recurrence(call, name)
-        found = call.read() if history is None else call.read().select_new_values()
-        graph = OutputGraph.from_result(call.result, found.outputs, found.gates) if self.needs_graph else None
-        stored = StoredRecurrence.copy_factors(found, self.store.store, tracker.step, graph)
-        if history is None:
-            history = ImplicitHistory(name)
+        recorded, found = tracker.append_recurrence(call, name, self.store.store, self.needs_graph)
+        if len(recorded.history.stored_calls) == 1:
             self.add_note(found.note, name)
-        history.append_call(stored)
-        tracker.run.implicit_histories[key] = history
         tracker.run.media = join_media(tracker.run.media, self.media)
-        tracker.run.calls.append(ImplicitCall(history, stored))
         self.add_run()
 
     def may_miss(self, module: nn.Module) -> bool:

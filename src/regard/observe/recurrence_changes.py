@@ -1,20 +1,48 @@
-"""Changes of recurrences that an intervention cannot make, and why."""
+"""Changes of recurrences: which tokens they are about, and which an intervention cannot make, and why."""
+
+from dataclasses import replace
+from functools import partial
 
 from regard.map.convolution import Convolution
 from regard.observe.attention_changes import Change, KnockOut, Patch
-from regard.observe.interception.attention_call import AttentionCall
+from regard.observe.interception.attention_call import AttentionCall, CallAdapter
+from regard.observe.interception.recurrent.cut_entries import subtract_entries
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
+from regard.observe.run_tracker import RunTracker
+from regard.observe.tensor_store import Store
 
-CONTINUED = "it continues a state of tokens whose positions are not known, so that only KnockOut without a source changes it"
+CONTINUED = (
+    "it continues a state that no call in this block has left, so that only KnockOut without a source changes it: enter "
+    "intervene before the prompt"
+)
 NO_SCORES = "it has no scores that a temperature divides"
 OTHER_OUTPUT = "its output is not its weights times the values alone: it has a bias or a gate"
 NO_WEIGHTS = "weights of a recurrence are not patched: patch its output"
 
 
+def needs_positions(change: Change) -> bool:
+    """Return whether a change needs to know where in the sequence the tokens of a call stand."""
+    return not (isinstance(change, KnockOut) and change.source is None)
+
+
+def follow_tokens(
+    tracker: RunTracker, call: RecurrenceCall, plain: AttentionCall, adapter: CallAdapter, name: str
+) -> tuple[AttentionCall, CallAdapter]:
+    """Return a plain call of a recurrence with all tokens so far as its keys, and how their entries are cut.
+
+    Raises UnreadableError if it continues a state that no call which the tracker followed has left.
+    """
+    recorded, found = tracker.append_recurrence(call, name, Store())
+    if adapter.cut_entries is not None:  # a block inside this one followed the same tokens
+        return plain, adapter
+    (b, h, n, _), history = plain.q.shape, recorded.history
+    keys = plain.k[:, :, :1].expand(b, h, history.total, 1)
+    plain = replace(plain, k=keys, v=history.join_values(), past=history.total - n)
+    return plain, replace(adapter, plain_call=plain, cut_entries=partial(subtract_entries, recorded.map, plain.v, found.gates))
+
+
 def explain_impossible(change: Change, call: RecurrenceCall, plain: AttentionCall, changed: AttentionCall) -> str:
     """Return why a change that makes a plain call a changed one cannot be made of a recurrence; "" if it can."""
-    if call.must_continue and call.initial_state is not None and not (isinstance(change, KnockOut) and change.source is None):
-        return CONTINUED
     if changed is not plain and changed.q is not plain.q:
         return NO_SCORES
     if isinstance(change, Patch) or (isinstance(change, KnockOut) and change.source is not None):

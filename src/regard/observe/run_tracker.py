@@ -6,17 +6,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.observe.call_graph import OutputGraph
 from regard.observe.decoder_steps import match_step
-from regard.observe.implicit_history import ImplicitHistory
+from regard.observe.implicit_history import ImplicitCall, ImplicitHistory, StoredRecurrence
 from regard.observe.interception.attention_call import AttentionCall, MissedCall
 from regard.observe.interception.plain_tensors import UnreadableError, disable_modes
-from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
+from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall, RecurrenceFactors
 from regard.observe.kv_history import KEY_TOLERANCE, CacheMatch, KVHistory
 from regard.observe.layer_numbers import LayerNumbers
 from regard.observe.mask_inference import find_visible_end
 from regard.observe.open_runs import OpenRun, OpenRuns, find_cache, find_token_ids, read_cache_length, select_run
 from regard.observe.parent_rows import has_equal_rows, match_rows
 from regard.observe.run import IMPLICIT, HistoryKey, Run
+from regard.observe.tensor_store import Store
 
 RAGGED = "its cache stores the keys of each row at different places, so its steps do not form one map: record row by row"
 TWINS = "rows with equal keys may have been swapped between its steps; maps assume that they were not"
@@ -143,6 +145,19 @@ class RunTracker:
         if not self.run.histories:
             self.update_parent_rows(match.parents)
         return key, history
+
+    def append_recurrence(
+        self, call: RecurrenceCall, name: str, store: Store, keeps_graph: bool = False
+    ) -> tuple[ImplicitCall, RecurrenceFactors]:
+        """Append a recurrence to the run and to the history that it continues or begins; return it and what it computed."""
+        key, history = self.place_recurrence(call, name)
+        found = call.read() if history is None else call.read().select_new_values()
+        graph = OutputGraph.from_result(call.result, found.outputs, found.gates) if keeps_graph else None
+        history = history or ImplicitHistory(name)
+        history.append_call(StoredRecurrence.copy_factors(found, store, self.step, graph))
+        self.run.implicit_histories[key] = history
+        self.run.calls.append(ImplicitCall(history, history.stored_calls[-1]))
+        return self.run.calls[-1], found
 
     def decide_run_by_state(self, key: HistoryKey, initial: Tensor | None) -> None:
         """Decide by its first recurrence whether a forward continues a run or begins a new one.

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from regard.observe.interception.attention_call import CallAdapter, build_plain_call
 from regard.observe.interception.patching import AttributePatch, wait_for_import
 from regard.observe.interception.plain_tensors import disable_modes
-from regard.observe.interception.recurrent.cut_entries import cut_entries
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.recurrent.recurrence_readers import FUNCTIONS, FUSED, METHODS, RecurrenceReader
 from regard.observe.interception.thread_state import (
@@ -141,7 +140,6 @@ def adapt_result(reader: RecurrenceReader, arguments: dict[str, Any], result: An
             return copied
 
         adapter.context, adapter.result = lambda out: reader.read(arguments, out).outputs, write
-        adapter.cut_entries = partial(cut_entries, call)
     return adapter
 
 
