@@ -221,6 +221,31 @@ def test_edges_are_cut_in_the_steps_of_beams_and_of_interleaved_texts():
     assert (picked.cumsum(1) - transitions.cumsum(1)).abs().max() < EQUAL * picked.abs().max()
 
 
+def test_heads_and_entries_of_lightning_attention_are_left_out_before_its_norm_also_in_steps():
+    model, tokens = build("minimax")
+    model.config._experts_implementation = "eager"  # others take no float64
+    layer, kept = model.model.layers[0].self_attn, {}
+    handle = layer.norm.register_forward_pre_hook(lambda _, args: kept.update(output=args[0]))
+    with record(model, keep="values") as recording:
+        plain = run(model, tokens)
+    handle.remove()
+    values, output = recording.values(0, kind="implicit"), kept["output"].unflatten(2, (4, 12)).clone()
+    hidden = torch.zeros(13, 13).index_put((torch.tensor([4, 9, 10, 12])[:, None], torch.tensor([2, 4, 9])), torch.tensor(1.0))
+    part = (recording.map(0, kind="implicit").dense().double() * hidden) @ values.double()
+    output[:, :, 2:] -= part.transpose(1, 2)[:, :, 2:]
+    output[:, :, 0] = 0
+    handle = layer.norm.register_forward_pre_hook(lambda *_: (output.flatten(2),))
+    expected = run(model, tokens)
+    handle.remove()
+    with intervene(
+        model, KnockOut(0, 0, kind="implicit"), CutEdges([4, 9, 10, 12], [2, 4, 9], layer=0, head=[2, 3], kind="implicit")
+    ):
+        assert_close(run(model, tokens), expected, plain)
+        steps = run(model, tokens, prompt=7)
+    own_steps = (run(model, tokens, prompt=7) - plain).abs().max()  # those of the family differ from its forward
+    assert (steps - expected).abs().max() < EQUAL * expected.abs().max() + own_steps
+
+
 def test_a_block_that_begins_after_the_prompt_leaves_edges_and_says_why():
     model, tokens = build("mamba2")
     with torch.no_grad():

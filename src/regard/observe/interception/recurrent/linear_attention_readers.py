@@ -145,6 +145,15 @@ def read_lightning(given: Given, result: Any) -> RecurrenceFactors:
     return RecurrenceFactors(mechanism, v, output, sample_state(result[1]))
 
 
+def finish_lightning(given: Given, output: Tensor) -> Tensor:
+    """Return what a lightning attention makes of its output (b, h, t, d): it is normed, gated and projected, without hooks."""
+    module = given["self"]
+    normed = module.norm.forward(output.transpose(1, 2).flatten(2))
+    gated = F.sigmoid(module.output_gate.forward(given["hidden_states"])) * normed
+    projected: Tensor = module.out_proj.forward(gated)
+    return projected
+
+
 def read_lightning_state(given: Given) -> Tensor | None:
     """Return a sample of the state that a lightning attention continues."""
     cache = given["cache"]

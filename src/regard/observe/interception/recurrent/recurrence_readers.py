@@ -16,6 +16,7 @@ from regard.map.convolution import Convolution
 from regard.map.linear_recurrence import LinearRecurrence
 from regard.observe.interception.recurrent.linear_attention_readers import (
     capture_lightning,
+    finish_lightning,
     read_delta_rule,
     read_lightning,
     read_lightning_state,
@@ -38,13 +39,14 @@ class RecurrenceReader:
     """How one function is read: its initial state, before it runs; its factors, from its arguments and its result.
 
     capture is a context around the run, which adds to the arguments what only the run shows. A call for which can_read is
-    false is not a layer of its own.
+    false is not a layer of its own. finish returns what the function itself makes of its outputs (b, h, q, e) afterwards.
     """
 
     read: Callable[[Given, Any], RecurrenceFactors]
     read_state: Callable[[Given], Tensor | None]
     capture: Callable[[Given], AbstractContextManager[None]] = lambda _: nullcontext()
     can_read: Callable[[Given], bool] = lambda _: True
+    finish: Callable[[Given, Tensor], Tensor] | None = None
 
 
 # RG-LRU: each channel is a head (De et al. 2024)
@@ -121,7 +123,9 @@ FUNCTIONS: dict[str, RecurrenceReader] = {  # functions of modelling modules by 
 }
 METHODS: dict[tuple[str, str], RecurrenceReader] = {  # by the end of the name of a class, and the method's name
     ("Rglru", "_rnn_scan"): RecurrenceReader(read_gated_unit, read_gated_unit_state),
-    ("LightningAttention", "forward"): RecurrenceReader(read_lightning, read_lightning_state, capture_lightning),
+    ("LightningAttention", "forward"): RecurrenceReader(
+        read_lightning, read_lightning_state, capture_lightning, finish=finish_lightning
+    ),
     ("xLSTMBackend", "forward"): RecurrenceReader(
         read_mlstm, lambda given: sample_state(*(given[name] for name in ("c_initial", "n_initial", "m_initial")))
     ),

@@ -14,9 +14,10 @@ from functools import lru_cache, partial, wraps
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from regard.observe.interception.attention_call import CallAdapter, build_plain_call
+from regard.observe.interception.attention_call import AttentionCall, CallAdapter, build_plain_call
 from regard.observe.interception.patching import AttributePatch, wait_for_import
 from regard.observe.interception.plain_tensors import disable_modes
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
@@ -130,9 +131,12 @@ def adapt_result(reader: RecurrenceReader, arguments: dict[str, Any], result: An
     adapter = CallAdapter(lambda: result)
     with suppress(Exception):  # the watchers that record it report why it cannot be read
         found, output = call.read(), result[0] if isinstance(result, tuple) else result
+        plain = build_plain_call(found.outputs, found.values, kernel=call.kernel, can_use_cache=False)
+        if reader.finish is not None:
+            return adapt_finished(partial(reader.finish, arguments), found.outputs, result, plain)
         if found.outputs.untyped_storage().data_ptr() != output.untyped_storage().data_ptr():
             return adapter
-        adapter.plain_call = build_plain_call(found.outputs, found.values, kernel=call.kernel, can_use_cache=False)
+        adapter.plain_call = plain
 
         def write(new: Tensor, out: Any) -> Any:
             copied = (out[0].clone(), *out[1:]) if isinstance(out, tuple) else out.clone()
@@ -141,6 +145,22 @@ def adapt_result(reader: RecurrenceReader, arguments: dict[str, Any], result: An
 
         adapter.context, adapter.result = lambda out: reader.read(arguments, out).outputs, write
     return adapter
+
+
+def adapt_finished(finish: Callable[[Tensor], Tensor], outputs: Tensor, result: Any, plain: AttentionCall) -> CallAdapter:
+    """Return how a result that a function finished of its outputs (b, h, q, e) converts to these and back.
+
+    It cannot be changed if they give another result when they are finished again.
+    """
+    if not torch.equal(finish(outputs), result[0]):
+        return CallAdapter(lambda: result)
+    written = [outputs]
+
+    def write(new: Tensor, out: Any) -> Any:
+        written.append(new)
+        return (finish(new), *out[1:])
+
+    return CallAdapter(lambda: result, lambda _: written[-1], write, plain_call=plain)
 
 
 def bind_arguments(signature: inspect.Signature, run: "partial[Any]") -> dict[str, Any]:
