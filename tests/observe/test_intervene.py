@@ -389,6 +389,33 @@ def test_weights_of_some_queries_are_patched():
     assert own.map(0).shape == recording.map(0).shape
 
 
+@pytest.mark.parametrize("of", ["weights", "output", "residual"])
+@pytest.mark.parametrize("queries", [None, [2, 9, 10], slice(4, 6)], ids=str)
+@pytest.mark.parametrize("make", [llama, mistral], ids=["cache", "sliding window"])
+def test_a_patch_is_by_position_while_a_cache_grows(make, queries, of):
+    model, clean, corrupted = make(), words(2, 15), words(2, 13).flip(1)
+    with record(model, keep=f"values,{of}" if of == "residual" else "values") as recording:
+        logits(model, clean[:, :13])
+    with intervene(model, Patch(recording, layer=1, of=of, queries=queries)):
+        expected = logits(model, corrupted)
+    length = 7 if queries == slice(4, 6) else 15
+    with record(model, keep=f"values,{of}" if of == "residual" else "values") as recording:
+        logits(model, clean[:, :length])
+    with torch.no_grad(), intervene(model, Patch(recording, layer=1, of=of, queries=queries)):
+        found = run_in_steps(model, corrupted, 5)
+    torch.testing.assert_close(found, expected[:, 4:], **KEPT)
+    assert not torch.allclose(found, logits(model, corrupted)[:, 4:], **KEPT)
+
+
+def test_weights_on_keys_that_a_call_does_not_have_are_not_patched():
+    model, tokens = bart().get_encoder(), words(1, 9)
+    with record(model) as recording, torch.no_grad():
+        model(tokens)
+    told = pytest.raises(ConfigError, match=r"weights on keys that .* does not have now")
+    with told, intervene(model, Patch(recording, layer=0)), torch.no_grad():
+        model(tokens[:, :6])
+
+
 def test_an_output_without_values_or_of_another_length_cannot_be_patched():
     model, tokens = gpt2(), words(1, 9)
     with torch.no_grad(), record(model) as without:

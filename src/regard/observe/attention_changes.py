@@ -16,13 +16,14 @@ from regard.map.hiding_bias import find_hiding_bias
 from regard.mechanism import attention
 from regard.mechanism.additive import additive_attention
 from regard.mechanism.arguments import check_choice, check_instance, check_integer, check_number, check_sequence, describe_value
+from regard.mechanism.heads import share
 from regard.mechanism.mask_algebra import EVERYTHING, Mask
 from regard.mechanism.masks import Given
 from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.recording import Recording
 from regard.observe.run import IMPLICIT, KINDS, Run
-from regard.observe.token_positions import Places, locate_tokens, mark_positions
+from regard.observe.token_positions import Places, TokenPositions, locate_tokens, mark_positions
 
 Layer = int | str | None
 Heads = int | Sequence[int] | None
@@ -223,9 +224,10 @@ class Patch(Change):
 
     of: "weights", the recorded weights, over the values of this forward; "output", the recorded contexts, weights times values,
     for which the recording must have kept the values; "residual", the residual stream after the layer's block, recorded with
-    keep="residual". head None is the whole layer. queries are positions in the sequence, None for all. A recording of a clean
-    input patched into a corrupted one is activation patching that denoises, the other way round it noises (Heimersheim and
-    Nanda 2024).
+    keep="residual". head None is the whole layer. queries are positions in the sequence, None for all: in each step of a
+    generation those that the step computes are replaced, so that a recording is as long as the last of them. A recording of a
+    clean input patched into a corrupted one is activation patching that denoises, the other way round it noises (Heimersheim
+    and Nanda 2024).
     """
 
     can_change_parts = True
@@ -244,31 +246,58 @@ class Patch(Change):
         return call.row_scale is not None and bool((call.row_scale != 1).any())
 
     def change_context(self, context: Tensor, call: AttentionCall, name: str, number: int) -> Tensor:
-        v, heads = call.v, self.find_heads(call)
-        if not heads:  # those of other ranks
+        heads, places = self.find_heads(call), locate_tokens(call, self.kind)
+        rows = self.mark_queries(context.shape[2], places.past)
+        if not heads or not rows.any():  # heads of other ranks, and queries of other steps
             return context
-        if self.of == "output":
-            theirs = compute_recorded_context(self.recording.last, name, number, self.kind, call.visit)
-            if theirs.shape != context.shape:
-                raise ConfigError(
-                    f"Patch needs recorded contexts of the same shape: recorded {tuple(theirs.shape)}, now "
-                    f"{tuple(context.shape)} in {name}."
-                )
-            theirs = theirs[:, heads]
-        else:
-            run = self.recording.last
-            found = run.map(find_recorded_layer(run, name, number, self.kind, call.visit), kind=self.kind)
-            if v is None or found.shape != (*context.shape[:3], v.shape[2]):
-                came = (*context.shape[:3], None if v is None else v.shape[2])
-                raise ConfigError(
-                    f"Patch needs a recorded map of the same shape: recorded {found.shape}, now {came} in {name}."
-                )
-            groups = context.shape[1] // v.shape[1]
-            theirs = found.select(heads=heads) @ v[:, [head // groups for head in heads]].to(found.device)
-        rows = self.mark_queries(context.shape[2], locate_tokens(call, self.kind).past).to(context.device)
+        compute = self.compute_output if self.of == "output" else self.compute_weighted_values
+        last = int(rows.nonzero().max())
+        theirs = compute(context, call, places, last, name, number)[:, heads, places.past : places.past + context.shape[2]]
+        theirs = functional.pad(theirs, (0, 0, 0, context.shape[2] - theirs.shape[2]))  # no row that is chosen
         patched = context.clone()
-        patched[:, heads] = torch.where(rows.view(-1, 1), theirs.to(context), patched[:, heads])
+        patched[:, heads] = torch.where(rows.to(context.device).view(-1, 1), theirs.to(context), patched[:, heads])
         return patched
+
+    def compute_output(
+        self, context: Tensor, call: AttentionCall, places: TokenPositions, last: int, name: str, number: int
+    ) -> Tensor:
+        """Return the recorded contexts (b, h, n, e) of a layer, with the last query of a call that is chosen among them."""
+        theirs = compute_recorded_context(self.recording.last, name, number, self.kind, call.visit)
+        came, (b, h, q, e) = tuple(theirs.shape), context.shape
+        if (came[0], came[1], came[3]) != (b, h, e) or came[2] <= places.past + last:
+            after = f" after {places.past} tokens" if places.past else ""
+            raise ConfigError(
+                f"Patch needs recorded contexts of the same shape: recorded {came}, now {(b, h, q, e)}{after} in {name}."
+            )
+        return theirs
+
+    def compute_weighted_values(
+        self, context: Tensor, call: AttentionCall, places: TokenPositions, last: int, name: str, number: int
+    ) -> Tensor:
+        """Return the recorded weights of a layer times the values of a call, as `compute_output` does.
+
+        Raises ConfigError if the chosen queries have weights on keys that the call does not have.
+        """
+        run, v = self.recording.last, call.v
+        assert v is not None
+        found = run.map(find_recorded_layer(run, name, number, self.kind, call.visit), kind=self.kind)
+        (b, h, q, _), k = context.shape, v.shape[2]
+        behind = found.shape[3] - places.first - k
+        is_shorter = found.shape[2] <= places.past + last or behind < 0
+        if found.shape[:2] != (b, h) or is_shorter or (self.kind == "cross" and behind):
+            after = f" after {places.past} tokens" if places.past else ""
+            raise ConfigError(
+                f"Patch needs a recorded map of the same shape: recorded {found.shape}, now {(b, h, q, k)}{after} in {name}."
+            )
+        values = share(functional.pad(v, (0, 0, places.first, behind)), h).to(found.device)
+        if places.first or behind:
+            are_missing = values.new_ones(1, 1, found.shape[3], 1)
+            are_missing[:, :, places.first : places.first + k] = 0
+            chosen = slice(places.past, places.past + last + 1)
+            weights = (found @ are_missing.expand(b, h, -1, -1))[:, self.find_heads(call), chosen]
+            if weights[:, :, self.mark_queries(q, places.past)[: last + 1]].any():
+                raise ConfigError(f"Patch has recorded weights on keys that {name} does not have now: choose other queries.")
+        return found @ values
 
     def mark_queries(self, q: int, past: int) -> Tensor:
         """Return which of a call's queries are replaced, (q,), where `past` tokens came before them."""
@@ -277,13 +306,17 @@ class Patch(Change):
     def change_residual(self, stream: Tensor, name: str, number: int, visit: int | None, past: int) -> Tensor:
         """Return the residual stream (b, t, c) after the block of a layer with the recorded one at the chosen queries."""
         theirs = self.recording.residual(find_recorded_layer(self.recording.last, name, number, "self", visit))
-        if theirs.shape[::2] != stream.shape[::2] or theirs.shape[1] < past + stream.shape[1]:
+        rows = self.mark_queries(stream.shape[1], past)
+        if not rows.any():
+            return stream
+        if theirs.shape[::2] != stream.shape[::2] or theirs.shape[1] <= past + int(rows.nonzero().max()):
             raise ConfigError(
                 f"Patch needs a recorded residual stream of the same shape: recorded {tuple(theirs.shape)}, now "
                 f"{tuple(stream.shape)} after {past} tokens in {name}."
             )
-        rows = self.mark_queries(stream.shape[1], past).to(stream.device)
-        return torch.where(rows.view(-1, 1), theirs[:, past : past + stream.shape[1]].to(stream), stream)
+        theirs = theirs[:, past : past + stream.shape[1]].to(stream)
+        theirs = functional.pad(theirs, (0, 0, 0, stream.shape[1] - theirs.shape[1]))  # no row that is chosen
+        return torch.where(rows.to(stream.device).view(-1, 1), theirs, stream)
 
     def find_block(self, name: str, number: int, visit: int | None) -> str | None:
         """Return the path of the block whose output was recorded as the residual stream after a layer, or None."""
