@@ -125,6 +125,21 @@ def test_a_residual_stream_is_patched_by_position_also_where_a_cache_holds_the_l
         torch.testing.assert_close(run_in_steps(model, tokens, 10), logits(model, tokens)[:, 9:], **KEPT)
 
 
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_weights_that_a_model_returns_are_the_changed_ones(is_nested):
+    model, tokens, changes = llama(), words(2, 9), (CutEdges([5, 7], [2, 3], layer=1), Temperature(1, 2, 3.0))
+    model.set_attn_implementation("eager")
+    with record(model) as recording, intervene(model, *changes):
+        logits(model, tokens)
+    outer, inner = (changes[:1], changes[1:]) if is_nested else ((), changes)
+    with intervene(model, *outer), intervene(model, *inner):
+        found = model(tokens, output_attentions=True).attentions
+    for layer, weights in enumerate(found):
+        assert (weights - recording.map(layer).dense()).abs().max() < 1e-6  # its own softmax is in float32
+    assert not found[1][:, :, [5, 5, 7, 7], [2, 3, 2, 3]].any()
+    assert found[1].requires_grad
+
+
 def test_a_cut_key_that_has_left_a_sliding_window_changes_nothing():
     model, tokens = mistral(), words(1, 11)
     with torch.no_grad():

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from regard.errors import ConfigError, OutOfRangeError
 from regard.map.hiding_bias import find_hiding_bias
-from regard.mechanism import attention
+from regard.mechanism import attend, attention
 from regard.mechanism.additive import additive_attention
 from regard.mechanism.arguments import check_choice, check_instance, check_integer, check_number, check_sequence, describe_value
 from regard.mechanism.heads import share
@@ -28,6 +28,7 @@ from regard.observe.token_positions import Places, TokenPositions, locate_tokens
 Layer = int | str | None
 Heads = int | Sequence[int] | None
 REPLACEMENTS = ("zero", "mean", "resample")
+SETTINGS = ("scale", "softcap", "bias", "sinks", "offset")  # of a call, as of `attention`
 RECORD_VALUES = "Record with regard.record(model, keep='values')."
 
 
@@ -397,9 +398,21 @@ def hide_by_mask(call: AttentionCall) -> Mask:
 def compute_context(call: AttentionCall) -> Tensor:
     """Compute the context of a changed call, in the dtype of its values; a model may have its queries and keys in another."""
     assert call.v is not None
-    dtype = reduce(torch.promote_types, (call.q.dtype, call.k.dtype, call.v.dtype))
-    q, k, v = (x.to(dtype) for x in (call.q, call.k, call.v))
+    q, k, v = promote_tensors(call)
     if call.weight is not None:
         return additive_attention(q, k, v, call.weight, call.mask, offset=call.offset).to(call.v.dtype)
-    settings = {name: getattr(call, name) for name in ("scale", "softcap", "bias", "sinks", "offset", "dropout")}
-    return attention(q, k, v, call.mask, **settings).to(call.v.dtype)
+    settings = {name: getattr(call, name) for name in SETTINGS}
+    return attention(q, k, v, call.mask, **settings, dropout=call.dropout).to(call.v.dtype)
+
+
+def compute_weights(call: AttentionCall) -> Tensor:
+    """Compute the weights (b, h, q, k) of a changed call, on all keys that its kernel was given."""
+    weights = attend(*promote_tensors(call), call.mask, **{name: getattr(call, name) for name in SETTINGS}).weights
+    return functional.pad(weights, (0, call.unwritten_keys))
+
+
+def promote_tensors(call: AttentionCall) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the queries, keys and values of a call in one dtype."""
+    assert call.v is not None
+    dtype = reduce(torch.promote_types, (call.q.dtype, call.k.dtype, call.v.dtype))
+    return call.q.to(dtype), call.k.to(dtype), call.v.to(dtype)

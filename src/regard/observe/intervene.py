@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError
 from regard.observe import interception
-from regard.observe.attention_changes import Change, Patch, Temperature, compute_context
+from regard.observe.attention_changes import Change, Patch, Temperature, compute_context, compute_weights
 from regard.observe.block_outputs import is_inside, watch_blocks
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
 from regard.observe.interception.handwritten.undivided_contexts import NEARLY
@@ -298,7 +298,7 @@ class Intervention:
             )
         found = None
         if call.has_stored_weights:
-            found, meant = self.change_stored_call(call, adapter, meant, name, number)
+            found, adapter, meant = self.change_stored_call(call, adapter, meant, name, number)
         elif call.has_dropped_weights:
             meant = self.leave_out(
                 meant, [one for one in meant if one.change_call(call, name, number) is not call], name, DROPPED
@@ -320,7 +320,11 @@ class Intervention:
                 found = None if own is None else own.compute_context(changed, call, name, number)
                 return compute_context(changed) if found is None else found
 
-            adapter = replace(adapter, run=partial(run_changed, adapter.run, compute, write, call), read_weights=None)
+            run, are_returned = partial(run_changed, adapter.run, compute, write, call), adapter.replace_weights is not None
+            if are_returned and adapter.read_weights is not None:
+                adapter = replace(adapter, run=partial(return_weights, run, changed, adapter))
+            else:
+                adapter = replace(adapter, run=run, read_weights=None)
         result = proceed(changed, adapter)
         context = read(result)
         for change in sorted(meant, key=lambda change: not change.computes_context):
@@ -329,11 +333,11 @@ class Intervention:
 
     def change_stored_call(
         self, call: AttentionCall, adapter: CallAdapter, meant: list[Change], name: str, number: int
-    ) -> tuple[tuple[AttentionCall, CallAdapter] | None, list[Change]]:
+    ) -> tuple[tuple[AttentionCall, CallAdapter] | None, CallAdapter, list[Change]]:
         """Return a call whose weights are stored as they are, and how it runs, by the functions that made its weights.
 
-        None if they cannot run again, or if a change computes contexts from queries and keys: then with those changes alone
-        that the stored weights allow, and why not the others.
+        None if they cannot run again, or if a change computes contexts from queries and keys: then the adapter has run, and
+        those changes alone are returned that the stored weights allow; why not the others is noted.
         """
         plain, reason = None if adapter.plain_call is None else replace(adapter.plain_call, visit=call.visit), ""
         if plain is not None and all(type(change).compute_context is Change.compute_context for change in meant):
@@ -345,14 +349,15 @@ class Intervention:
                 reason = str(error)
             else:
                 new = (call, adapter) if found is None else (replace(call, bias=found[0].detach().log()), found[1])
-                return new, meant
+                return new, adapter, meant
         scored = [change for change in meant if isinstance(change, Temperature)]
         result = adapter.run()
+        adapter = replace(adapter, run=lambda: result)
         needs_gradient = torch.is_grad_enabled() and isinstance(result, Tensor) and result.requires_grad
         masked = [] if not needs_gradient and reason != DIFFERENT else meant
         masked = [one for one in masked if one.change_call(call, name, number) is not call]
         meant = self.leave_out(meant, scored, name, NO_SCORES)
-        return None, self.leave_out(meant, masked, name, NO_GRADIENT.format(f": {reason}" if reason else ""))
+        return None, adapter, self.leave_out(meant, masked, name, NO_GRADIENT.format(f": {reason}" if reason else ""))
 
     def leave_out(self, meant: list[Change], impossible: Sequence[Change], name: str, reason: str) -> list[Change]:
         """Return changes without those that cannot be made of a layer, and note why."""
@@ -379,6 +384,15 @@ class Intervention:
             self.numbered.setdefault(change, place)
         if change not in self.applied_changes:
             self.applied_changes.append(change)
+
+
+def return_weights(run: Callable[[], Any], changed: AttentionCall, adapter: CallAdapter) -> Any:
+    """Run a changed call and return its result with the changed weights, which the caller asked for, in place of its own."""
+    assert adapter.read_weights is not None
+    assert adapter.replace_weights is not None
+    result = run()
+    own = adapter.read_weights(result)
+    return result if own is None else adapter.replace_weights(result, compute_weights(changed).to(own.dtype))
 
 
 def run_changed(
