@@ -9,8 +9,9 @@ from regard.errors import RegardError
 from regard.examination.inner_calls import InnerCall, record_inner_calls
 from regard.examination.projection_source import read_source
 from regard.examination.rotary_reading import find_phasors, pair_columns
+from regard.examination.rounding import is_near
 
-NEAR = 1e-3  # of the largest number, and of phasors
+NEAR = 1e-2  # of phasors
 OTHER = "other numbers than in the full forward"
 MASK = "the mask of a step counts from another token"
 WHO = {"q": "its query", "k": "its key"}
@@ -50,13 +51,13 @@ def list_differences(full: InnerCall, step: InnerCall, before: int, size: int) -
         return
     if any(one.is_stored_as_weights for one in (full, step)) or full.call.k.shape[1] != step.call.k.shape[1]:
         return
-    if not is_near(full.call.k[:, :, :before], step.call.k[:, :, :before]):
+    if not is_near(step.call.k[:, :, :before], full.call.k[:, :, :before]):
         yield f"gets cached keys that are not those of the full forward{describe_norms(full.call.k, step.call.k, before)}"
     rows = {
         "q": (full.call.q[:, :, before:count], step.call.q),
         "k": (full.call.k[:, :, before:count], step.call.k[:, :, before:count]),
     }
-    moved = {who: find_position(full, one, other, before, who) for who, (one, other) in rows.items() if not is_near(one, other)}
+    moved = {who: find_position(full, one, other, before, who) for who, (one, other) in rows.items() if not is_near(other, one)}
     for where in dict.fromkeys(moved.values()):
         what = OTHER if where < 0 else f"the position of token {where}"
         yield f"has {what} for {' and '.join(WHO[who] for who in moved if moved[who] == where)}"
@@ -72,17 +73,12 @@ def has_equal_values(one: Tensor | None, other: Tensor | None, count: int) -> bo
     """Return whether the first values of two calls are equal up to rounding; True if they are not known, or in other heads."""
     if one is None or other is None or one.shape[1] != other.shape[1]:
         return True
-    return is_near(one[:, :, :count], other[:, :, :count])
-
-
-def is_near(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors are equal up to rounding."""
-    return one.shape == other.shape and (not one.numel() or bool((one - other).abs().max() <= NEAR * one.abs().max()))
+    return is_near(other[:, :, :count], one[:, :, :count])
 
 
 def describe_norms(one: Tensor, other: Tensor, count: int) -> str:
     """Describe that cached keys have the right norms, so that they were rotated by other positions; "" if they have not."""
-    norms = [x[:, :, :count].norm(dim=-1) for x in (one, other)]
+    norms = [x[:, :, :count].norm(dim=-1) for x in (other, one)]
     return ", but have their norms: they are rotated by other positions, or twice" if is_near(*norms) else ""
 
 
@@ -97,7 +93,7 @@ def find_position(full: InnerCall, one: Tensor, other: Tensor, before: int, who:
     if phasors is None:
         return -1
     turned = rotary.phasors / rotary.phasors[before]  # (t, pairs)
-    near = ((turned - phasors).abs() < 10 * NEAR).all(-1).nonzero().flatten().tolist()
+    near = ((turned - phasors).abs() < NEAR).all(-1).nonzero().flatten().tolist()
     return near[0] if len(near) == 1 else -1
 
 

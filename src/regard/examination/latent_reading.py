@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from regard.examination.identify.projection_layouts import parse_role
 from regard.examination.projection_source import ModuleOutput
+from regard.examination.rounding import is_near
 from regard.observe.interception.attention_call import AttentionCall
 
-NEAR = 1e-3  # of the largest number
 VIEW = "View the weight of {} as (heads, keys' width + values' width, latent): the first part of each head makes its keys."
 
 
@@ -60,11 +60,6 @@ def is_latent(output: Tensor, k: Tensor) -> bool:
         and width <= k.shape[-1]
         and is_near(output.double(), k[..., :width])
     )
-
-
-def is_near(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors are equal up to rounding."""
-    return bool((one - other).abs().max() < NEAR * other.abs().max())
 
 
 def find_plain_queries(q: Tensor, rotated: int, outputs: Sequence[ModuleOutput]) -> Iterator[Tensor]:

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from regard.examination.identify.projection_layouts import parse_role
 from regard.examination.least_squares import solve_least_squares
 from regard.examination.projection_source import ModuleOutput
+from regard.examination.rounding import NEAR, is_near
 from regard.mechanism.heads import share
 from regard.observe.interception.attention_call import AttentionCall
 
-NEAR = 1e-3  # of the largest number
 MOST = 2**22  # weights of a call that are computed
 TOKENS = 16  # whose values are compared with columns of outputs
 MOST_HEADS = 32  # whose order is solved for
@@ -217,7 +217,7 @@ def find_other_head(weights: Tensor, values: Tensor, columns: Tensor, y: Tensor,
             return None
         factors = solved.view(h, h)
         if is_near(factors, factors.mean().expand(h, h)) and is_near(pairs.sum(1) * factors.mean(), target):
-            every = MEANS[product].format("the mean" if is_near(factors.sum(1), torch.ones(())) else "the sum")
+            every = MEANS[product].format("the mean" if is_near(factors.sum(1), torch.ones_like(factors[0])) else "the sum")
             return OutputReading(f"the columns of {last} of each head get {every}", SAME.format(last), "mixed heads")
         chosen = factors.argmax(1)
         selected = torch.zeros_like(factors).scatter_(1, chosen.unsqueeze(1), 1.0)
@@ -238,8 +238,3 @@ def find_factor(one: Tensor, other: Tensor) -> float | None:
     size = float(one.square().sum())
     factor = float((one * other).sum()) / size if size > 0 else 1.0
     return factor if is_near(factor * one, other) else None
-
-
-def is_near(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors are equal up to rounding."""
-    return bool((one - other).abs().max() <= NEAR * other.abs().max())
