@@ -16,6 +16,8 @@ CHANGES = {
     "absolute values": torch.abs,
     "clamped to -0.5 from below and 0.7 from above": lambda x: x.clamp(-0.5, 0.7),
     "clamped to 0.7 from above": lambda x: x.clamp(max=0.7),
+    "rounded down to whole numbers": torch.floor,
+    "squared": torch.square,
 }
 
 
@@ -45,7 +47,15 @@ class Changed(Rotary):
         return scores.softmax(-1) @ v
 
 
-@pytest.mark.parametrize(("change", "does"), [(torch.relu, "set to 0"), (lambda x: x.clamp(-0.3, 0.3), "clamped to -0.3")])
+CASES = [
+    (torch.relu, "set to 0"),
+    (lambda x: x.clamp(-0.3, 0.3), "clamped to -0.3"),
+    (lambda x: x // 0.1, "rounded down"),
+    (torch.square, "squared"),
+]
+
+
+@pytest.mark.parametrize(("change", "does"), CASES)
 def test_a_layer_that_changes_its_scores_is_named(change, does):
     torch.manual_seed(0)
     (finding, *_) = examine(Changed(change)).findings

@@ -1,4 +1,4 @@
-"""Find what is done to each score of a product before its softmax: negative ones set to 0, absolute values, or a clamp.
+"""Find what is done to each score of a product before its softmax: a relu, absolute values, squares, a clamp, or //.
 
 The numbers that a softmax is given are compared, up to a factor, with the products of the same size in its module.
 """
@@ -44,6 +44,7 @@ class ScoreChange(NamedTuple):
 
 
 PLAIN = "Give the softmax the scores themselves: weights = torch.softmax(scores, dim=-1)."
+DIVIDE = "Divide with / in place of //: scores = q @ k.transpose(-2, -1) / math.sqrt(k.shape[-1])."
 BOUND = "Leave the clamp out; a softcap bounds scores and keeps their gradient: scores = cap * torch.tanh(scores / cap)."
 
 
@@ -64,6 +65,8 @@ def explain_scores(given: Tensor, products: Sequence[Tensor]) -> ScoreChange | N
 
 def explain_change(x: Tensor, y: Tensor, near: float) -> ScoreChange | None:
     """Return what makes scores y of products x (n,), up to a positive factor; None if nothing, or none of these changes."""
+    if is_rounded_down(x, y):
+        return ScoreChange("scores are rounded down to whole numbers before the softmax, as by //", DIVIDE)
     low, high = float(y.min()), float(y.max())
     inside = (y > low + near) & (y < high - near) & (x > 0)
     if int(inside.sum()) < LEAST or near == 0:
@@ -78,6 +81,8 @@ def explain_change(x: Tensor, y: Tensor, near: float) -> ScoreChange | None:
         return None
     if is_equal(scores.abs()):
         return ScoreChange("absolute values of scores go into the softmax: opposite keys have the weight of equal ones", PLAIN)
+    if is_equal(x.square() * float((y * x.square()).sum() / x.square().square().sum())):
+        return ScoreChange("scores are squared before the softmax: opposite keys have the weight of equal ones", PLAIN)
     negative = x < 0
     slope = float((y * scores)[negative].sum() / scores[negative].square().sum()) if negative.any() else 1.0
     if is_equal(torch.where(negative, slope * scores, scores)):
@@ -92,3 +97,12 @@ def explain_change(x: Tensor, y: Tensor, near: float) -> ScoreChange | None:
             does = f"scores are clamped to {' and '.join(reached)}"
             return ScoreChange(f"{does}: keys beyond have one weight, and get no gradient", BOUND)
     return None
+
+
+def is_rounded_down(x: Tensor, y: Tensor) -> bool:
+    """Return whether one positive factor makes all of x (n,) products whose whole numbers below are y, which are several."""
+    if len(y) < LEAST or not torch.equal(y, y.floor()) or bool((y == y[0]).all()) or not bool(x.all()):
+        return False
+    ends = torch.stack((y / x, (y + 1) / x))  # between which the factor is
+    least, most = float(ends.amin(0).max()), float(ends.amax(0).min())
+    return 0 < least <= most
