@@ -121,3 +121,43 @@ def test_heads_and_width_exchanged_are_found(form):
     finding = examine_layer(Exchanged, orders=("hd",) * 4, **form).findings[0]
     assert finding.kind == "mixed heads"
     assert f"there are {D} heads of width {H}, though n_heads is {H} and head_dim is {D}" in finding.evidence
+
+
+class ThirdsLast(Layer):
+    """One projection for queries, keys and values, which are its last axis: (b, t, h, d, 3)."""
+
+    is_fused = True
+
+    def project(self, x):
+        return (one.flatten(2) for one in self.qkv(x).view(*x.shape[:2], H, D, 3).unbind(-1))
+
+
+class HalvesLast(Layer):
+    """The same of keys and values, (b, t, g, d, 2)."""
+
+    def __init__(self):
+        super().__init__()
+        self.to_kv = nn.Linear(C, 2 * self.groups * D, bias=False)
+        del self.k_proj, self.v_proj
+
+    def project(self, x):
+        return self.q_proj(x), *(one.flatten(2) for one in self.to_kv(x).view(*x.shape[:2], -1, D, 2).unbind(-1))
+
+
+@pytest.mark.parametrize("form", [{"is_rotated": True}, {"is_rotated": True, "has_kernel": True}, {"has_kernel": True}])
+@pytest.mark.parametrize(("layer", "groups"), [(ThirdsLast, H), (HalvesLast, H), (HalvesLast, 2)])
+def test_queries_keys_and_values_on_the_last_axis_are_right(layer, groups, form):
+    report = examine_layer(layer, orders=("hd",) * 4, groups=groups, **form)
+    assert report, str(report)
+
+
+@pytest.mark.parametrize("form", [{}, {"has_kernel": True}])
+def test_keys_whose_heads_are_tiled_are_found_of_halves_on_the_last_axis(form):
+    class Tiled(HalvesLast):
+        def project(self, x):
+            q, k, v = super().project(x)
+            return q, *(one.unflatten(-1, (2, D)).repeat(1, 1, 2, 1).flatten(2) for one in (k, v))
+
+    finding = examine_layer(Tiled, orders=("hd",) * 4, groups=2, is_rotated=True, **form).findings[0]
+    assert finding.kind == "mixed heads"
+    assert "in the wrong order" in finding.evidence

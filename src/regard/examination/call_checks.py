@@ -23,7 +23,9 @@ from regard.examination.bias_reading import find_viewed_table
 from regard.examination.call_conventions import parse_role
 from regard.examination.identify.mistakes import ROLE, SOFTMAX, SPLIT, describe_mixed_heads
 from regard.examination.inner_calls import InnerCall
-from regard.examination.projection_source import BY_WIDTH, ProjectionSource, read_source
+from regard.examination.norm_roles import find_other_norm
+from regard.examination.projection_source import BY_HEAD, BY_WIDTH, ProjectionSource, read_source
+from regard.examination.repeated_bias import find_repeated_bias
 from regard.examination.report import UNUSED_HEADS, Checked, Finding, Unknown
 from regard.examination.rotary_reading import (
     Rotary,
@@ -297,7 +299,7 @@ def check_heads(calls: Sequence[InnerCall]) -> Finding | Checked | None:
         return None
     heads = calls[0].call.q.shape[1]
     of = HEADS if all(one.output is not None and one.v_source is not None for one in calls) else OWN_HEADS
-    strided = STRIDED if any(source is not None and source.order == BY_WIDTH for source in sources) else ""
+    strided = STRIDED if any(source is not None and source.order not in ("", BY_HEAD) for source in sources) else ""
     what = f"{of}: {heads} of width {calls[0].width}{strided}"
     return Checked(what, f"in {count_calls(calls)}, by the norms of queries and keys")
 
@@ -334,7 +336,8 @@ def find_mixed_heads(one: InnerCall) -> Finding | None:
 
 def describe_other_order(sources: Mapping[str, ProjectionSource]) -> str:
     """Describe that queries, keys and values are not all split into heads in the same order; "" if they are."""
-    orders = {letter: source.order for letter, source in sources.items() if source.order and len(set(source.slices)) > 1}
+    split = {letter: source.order for letter, source in sources.items() if source.order and len(set(source.slices)) > 1}
+    orders = {letter: order if order == BY_WIDTH else BY_HEAD for letter, order in split.items()}
     for one, other in itertools.pairwise(orders):
         if orders[one] != orders[other]:
             return f"{WHO[one]} are split into heads as {orders[one]}, but {WHO[other]} as {orders[other]}"
@@ -395,7 +398,7 @@ def find_other_place(k: ProjectionSource, v: ProjectionSource) -> tuple[object, 
 
 def check_roles(calls: Sequence[InnerCall]) -> Finding | Checked | None:
     """Check that queries and keys come from the projections of their names; None if names do not tell."""
-    for find_mistake in (find_exchanged_values, find_shared_source):
+    for find_mistake in (find_exchanged_values, find_other_norm, find_shared_source, find_repeated_bias):
         wrong = next((found for one in calls if (found := find_mistake(one)) is not None), None)
         if wrong is not None:
             return wrong

@@ -39,10 +39,10 @@ MOST_OUTPUTS = 100  # of modules in which changed queries and keys are looked fo
 class InnerCall:
     """An attention call in the module of this name, and where its q and k come from; None if that is not known.
 
-    `q_named` and `k_named` are the outputs (b, h, t, d) of projections with names of these roles. `stated` is the scale that an
-    attribute of the module states, None without one. `widths` are the numbers of weights of the modules that q and k come from.
-    `shifts` are the tokens by which q, k and v were shifted after their projections. `late_norms` are norms after a rotation.
-    `mixed` names the weights to which the heads of this softmax were mixed, "" if they were not mixed.
+    `q_named`, `k_named` and `v_named` are the outputs (b, h, t, d) of projections with names of these roles. `stated` is the
+    scale that an attribute of the module states, None without one. `widths` are the numbers of weights of the modules that q
+    and k come from. `shifts` are the tokens by which q, k and v were shifted after their projections. `late_norms` are norms
+    after a rotation. `mixed` names the weights to which the heads of this softmax were mixed, "" if they were not mixed.
     """
 
     name: str
@@ -60,6 +60,7 @@ class InnerCall:
     mixed: str = ""
     shifts: tuple[int, int, int] = (0, 0, 0)
     late_norms: tuple[LateNorm, ...] = ()
+    v_named: Tensor | None = None
 
     @property
     def width(self) -> int:
@@ -351,10 +352,11 @@ def trace_sources(
     own = select_inside(outputs, name)
     q_named, k_named = find_named_output(call.q, own, "q"), find_named_output(call.k, own, "k")
     v_source = None if call.v is None else find_source(call.v, own)
+    v_named = None if call.v is None else find_named_output(call.v, own, "v")
     sides = ((call.q, q_source), (call.k, k_source), (call.v, v_source))
     q_shift, k_shift, v_shift = (0 if x is None else find_shift(x, source, own) for x, source in sides)
     shifts = (q_shift, k_shift, v_shift)
-    return InnerCall(name, call, q_source, k_source, q_named, k_named, v_source=v_source, shifts=shifts)
+    return InnerCall(name, call, q_source, k_source, q_named, k_named, v_named=v_named, v_source=v_source, shifts=shifts)
 
 
 def find_sources(

@@ -13,7 +13,7 @@ NEAR = {torch.float64: 1e-6, torch.float32: 1e-3}  # relative spread of a ratio 
 LEAST_TOKENS = 4  # rows (b, t) whose norms are compared: fewer would agree by chance
 TOKENS = 16  # rows (b, t) at most whose pairs of columns are compared
 
-BY_HEAD, BY_WIDTH = "(heads, width)", "(width, heads)"
+BY_HEAD, BY_WIDTH, BY_LAST = "(heads, width)", "(width, heads)", "(heads, width, parts)"
 EXTRA = 8  # keys that a module adds of its own, at most
 
 
@@ -39,7 +39,7 @@ class ProjectionSource(NamedTuple):
     is_viewed: bool = False
     is_joined: bool = False  # with columns of another output, which are rotated, or of tokens in an unknown order
     slice_count: int = 0  # how many slices the output has; 0 if that is not known, or several slices fit a head
-    order: str = ""  # of the columns of all heads, BY_HEAD or BY_WIDTH; "" if it is not known, as of an output in heads
+    order: str = ""  # of the columns of all heads, such as BY_HEAD; "" if it is not known, as of an output in heads
     is_ambiguous: bool = False  # several slices fit a head, so that `slices` says nothing about the heads
     shared: Tensor | None = None  # of joined columns: the last ones, (b, 1, t, n), before any rotation
 
@@ -191,13 +191,15 @@ def match_norms(name: str, norms: Tensor, y: Tensor, d: int, near: float) -> Pro
 def iterate_head_columns(y: Tensor, h: int, d: int) -> Iterator[tuple[str, Tensor]]:
     """Yield each order that the columns of heads of width d of y (b, t, n) may have, and the heads (b, t, n / d, d).
 
-    In the order (width, heads), of all of y or of each block of h heads, the columns of a head are not neighbors.
+    In the order (width, heads), of all of y or of each block of h heads, the columns of a head are not neighbors; nor are they
+    where the three, or two, tensors that one projection makes are its last axis.
     """
     yield BY_HEAD, y.unflatten(-1, (-1, d))
     count = y.shape[-1] // d
-    for heads in dict.fromkeys((count, h)) if d > 1 else ():
-        if heads > 1 and count % heads == 0:
-            yield BY_WIDTH, y.unflatten(-1, (-1, d, heads)).mT.flatten(2, 3)
+    for last in dict.fromkeys((count, h, 3, 2)) if d > 1 else ():
+        if last > 1 and count % last == 0:
+            order = BY_WIDTH if last in (count, h) else BY_LAST
+            yield order, y.unflatten(-1, (-1, d, last)).mT.flatten(2, 3)
 
 
 def choose_slices(norms: Tensor, slices: Tensor, near: float) -> tuple[tuple[int, ...], float, bool] | None:

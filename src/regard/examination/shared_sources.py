@@ -7,6 +7,7 @@ from torch import nn
 from regard.examination.call_conventions import parse_role
 from regard.examination.identify.mistakes import ROLE
 from regard.examination.inner_calls import InnerCall
+from regard.examination.norm_modules import is_norm
 from regard.examination.projection_source import ProjectionSource
 from regard.examination.report import Finding
 
@@ -19,11 +20,14 @@ def find_shared_source(one: InnerCall) -> Finding | None:
     Keys that are values by design leave nothing unused.
     """
     named = {"queries": one.q_source, "keys": one.k_source, "values": one.v_source}
-    sources = {who: source for who, source in named.items() if source is not None and not source.is_ambiguous}
+    parts = {} if one.module is None else dict(one.module.named_modules(prefix=one.name))
+    norms = {name for name, part in parts.items() if is_norm(part)}  # which may run for one after the other
+    known = {who: source for who, source in named.items() if source is not None and not source.is_ambiguous}
+    sources = {who: source for who, source in known.items() if source.name not in norms}
     for who, other in PAIRS:
         if who not in sources or other not in sources or not is_same_part(sources[who], sources[other]):
             continue
-        spare = find_spare_part(one, list(sources.values())) if len(sources) == len(named) else ""
+        spare = find_spare_part(one, list(known.values())) if len(known) == len(named) else ""
         if spare:
             sentence = f"{who} and {other} come from the same part of {sources[who].name}, and {spare}"
             return Finding("wrong roles", f"in {one.name or 'the layer'} {sentence}", ROLE, 1.5, "roles", one.name)

@@ -1,0 +1,81 @@
+"""The bias of a projection that is added twice is named, and biases of a layer's own are not."""
+
+import pytest
+import torch
+from torch import nn
+
+from examination.wrong_calls import C, D, H, Rotary
+from regard.examination import examine
+
+
+class Biased(Rotary):
+    """Rotary attention whose projections of queries, keys and values have biases; `change` changes what they make."""
+
+    is_turned = True
+
+    def __init__(self):
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(C, C) for _ in range(3))
+        self.own = nn.Parameter(torch.randn(H, 1, D))
+
+    def place(self, q, k):
+        return super().place(q, k) if self.is_turned else (q, k)
+
+    def change(self, q, k, v):
+        return q, k, v
+
+    def split(self, x):
+        return self.change(*super().split(x))
+
+
+class BiasOfValuesTwice(Biased):
+    def change(self, q, k, v):
+        return q, k, v + self.v_proj.bias.view(H, 1, D)
+
+
+class BiasOfValuesTwiceByHand(BiasOfValuesTwice):
+    is_turned = False
+
+    def attend(self, q, k, v):
+        hidden = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).triu(1)
+        return (q @ k.mT / D**0.5).masked_fill(hidden, -torch.inf).softmax(-1) @ v
+
+
+class BiasOfQueriesTwice(Biased):
+    is_turned = False
+
+    def change(self, q, k, v):
+        return q + self.q_proj.bias.view(H, 1, D), k, v
+
+
+class OwnBiasOfValues(Biased):
+    """As of BEiT, beside that of the projection."""
+
+    def change(self, q, k, v):
+        return q, k, v + self.own
+
+
+class OwnBiasOfQueries(Biased):
+    """As in Transformer-XL."""
+
+    is_turned = False
+
+    def change(self, q, k, v):
+        return q + self.own, k, v
+
+
+WRONG = {BiasOfValuesTwice: "v_proj", BiasOfValuesTwiceByHand: "v_proj", BiasOfQueriesTwice: "q_proj"}
+
+
+@pytest.mark.parametrize("layer", WRONG)
+def test_a_bias_that_is_added_twice_is_named(layer):
+    torch.manual_seed(0)
+    (finding, *_) = examine(layer()).findings
+    assert finding.kind == "wrong output"
+    assert f"the bias of {WRONG[layer]} is added twice" in finding.evidence
+
+
+@pytest.mark.parametrize("layer", [Biased, OwnBiasOfValues, OwnBiasOfQueries])
+def test_biases_of_projections_and_of_the_layer_are_right(layer):
+    torch.manual_seed(0)
+    assert "wrong output" not in [one.kind for one in examine(layer()).findings]
