@@ -148,6 +148,11 @@ def run_with_recorders(run: Callable[[], object], running: list[str]) -> tuple[S
     return softmaxes.calls, products.products
 
 
+def record_products(run: Callable[[], object]) -> list[Tensor]:
+    """Return the last products of a run, of whatever module; empty if it raises."""
+    return run_with_recorders(run, [])[1].get("", [])
+
+
 def get_tolerance(one: WeightMatrix, softmaxes: Sequence[SoftmaxCall] = ()) -> float:
     """Return the difference below which two weights may be the same."""
     return max([NEAR.get(call.made.dtype, 0.03) for call in softmaxes if call.made.shape == one.weights.shape] or [1e-4])

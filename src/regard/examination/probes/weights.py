@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from regard.examination import call_checks, evidence, matrix_checks
+from regard.examination import call_checks, evidence, log_weights, matrix_checks, weight_formulas
 from regard.examination.case import Case
 from regard.examination.identify import formula, weight_reading
 from regard.examination.identify.match import Match
-from regard.examination.identify.mistakes import AXES, CAUSES, SOFTMAX, find_mistake
+from regard.examination.identify.mistakes import AXES, CAUSES, NORMS, SOFTMAX, find_mistake
 from regard.examination.probes import future, padding
 from regard.examination.report import Checked, Finding, Unknown
 
@@ -24,15 +24,24 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     if case.match is not None:
         yield from check_match(case, case.match)
         return
-    if case.subject.module is not None and any(case.recorded):
-        inputs = case.make_usual_inputs(1)
-        mistakes = list(matrix_checks.check_matrices(case.subject.module, lambda: case.subject.call(*inputs), case.recorded))
+    inputs = case.make_usual_inputs(1)
+    module = case.subject.module
+    where = None if module is None else log_weights.find_log_weights(module, lambda: case.subject.call(*inputs))
+    if where is not None:
+        does = f"in {where or 'the layer'} {NORMS['logarithm']}"
+        yield Finding("not normalised", does, CURE, 2.2, "softmax", where)
+        return
+    if module is not None and any(case.recorded):
+        mistakes = list(matrix_checks.check_matrices(module, lambda: case.subject.call(*inputs), case.recorded))
         if mistakes:
             yield from mistakes
             return
-    if case.subject.module is None:
-        inputs = case.make_usual_inputs(1)
+    if module is None:
         yield from matrix_checks.check_function(lambda: case.subject.call(*inputs))
+    named = find_named_formula(case)
+    if named is not None:
+        yield named
+        return
     try:
         by_values = weight_reading.is_unrecorded(case)
         results = list(read_or_infer_rows(weight_reading.get_double_case(case), by_values))
@@ -43,6 +52,18 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     if recorded is not None and replaced:
         results = [*(one for one in results if one not in replaced), recorded]
     yield from results
+
+
+def find_named_formula(case: Case) -> Finding | None:
+    """Return the finding of weights of an unrecorded layer that are scores, or another function of them; None otherwise."""
+    weights = case.weights_by_values if weight_reading.is_unrecorded(case) else None
+    width = None if weights is None else weight_reading.find_head_width(case, by_values=True)
+    if weights is None or width is None:
+        return None
+    best = weight_reading.get_double_case(case)
+    products = matrix_checks.record_products(lambda: best.subject.call(*best.make_usual_inputs()))
+    does = weight_formulas.explain_weights(weights, products, width)
+    return Finding("not normalised", f"in the layer {does}", CURE, 1.7, "softmax") if does else None
 
 
 def read_or_infer_rows(case: Case, by_values: bool) -> Iterator[Finding | Checked | Unknown]:
