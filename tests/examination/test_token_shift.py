@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from examination.wrong_calls import D, Rotary
-from regard import Everything, examine
+from regard import Causal, Everything, Window, examine
 from regard.examination.projection_source import ModuleOutput, find_source
 from regard.examination.token_shift import find_shift
 
@@ -50,3 +50,39 @@ def test_tokens_that_move_together_are_not_shifted_against_each_other():
 
     torch.manual_seed(2)
     assert not examine(Turned(), expects=Everything()).findings
+
+
+def shift_values(v, n, rolls):
+    return v.roll(n, -2) if rolls else F.pad(v, (0, 0, 1, 0))[..., :-1, :] if n == 1 else F.pad(v, (0, 0, 0, 1))[..., 1:, :]
+
+
+def make_function(change, is_causal, by_hand):
+    """A function (q, k, v) -> context whose values are changed."""
+
+    def attend(q, k, v):
+        if not by_hand:
+            return F.scaled_dot_product_attention(q, k, change(v), is_causal=is_causal)
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1) & torch.tensor(is_causal)
+        return scores.masked_fill(hidden, -torch.inf).softmax(-1) @ change(v)
+
+    return attend
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize(("n", "rolls"), [(1, True), (-1, True), (1, False)])
+def test_values_that_a_function_shifts_are_named_first(n, rolls, is_causal, by_hand):
+    function = make_function(lambda v: shift_values(v, n, rolls), is_causal, by_hand)
+    (finding, *_) = examine(function, expects=Causal() if is_causal else Everything()).findings
+    here, there = (1, 0) if n == 1 else (0, 1)
+    assert finding.kind == "wrong positions"
+    assert "in the function values are shifted by a token" in finding.evidence
+    assert finding.evidence.endswith(f"in the place of token {here} is that of token {there}")
+
+
+def test_a_function_whose_values_stay_in_their_places_has_no_shift():
+    assert examine(make_function(lambda v: v, True, True))
+    linear = examine(lambda q, k, v: (F.elu(q) + 1) @ (F.elu(k) + 1).mT / q.shape[-1] @ v, expects=Everything())
+    window = examine(make_function(lambda v: v, True, False), expects=Causal() & Window(1))
+    assert "wrong positions" not in [one.kind for one in (*linear.findings, *window.findings)]

@@ -37,7 +37,12 @@ def check_shifts(shifts: Sequence[tuple[str, tuple[int, int, int]]]) -> Finding 
         who, n = next(((one, n) for one, n in zip(WHO, shift, strict=True) if n), ("", 0))
         if not n or len(set(shift)) == 1:
             continue
-        here, there = (1, 0) if n == 1 else (0, 1)
-        sentence = f"{who} are shifted by a token against the others: in the place of token {here} is that of token {there}"
-        return Finding("wrong positions", f"in {name or 'the layer'} {sentence}", CURE, 2.4, "positions", name)
+        return report_shift(name or "the layer", who, n, name)
     return None
+
+
+def report_shift(where: str, who: str, n: int, name: str = "") -> Finding:
+    """Return the finding of queries, keys or values that have in each place what the token before has, or after for n = -1."""
+    here, there = (1, 0) if n == 1 else (0, 1)
+    sentence = f"{who} are shifted by a token against the others: in the place of token {here} is that of token {there}"
+    return Finding("wrong positions", f"in {where} {sentence}", CURE, 2.4, "positions", name)

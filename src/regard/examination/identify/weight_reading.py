@@ -124,10 +124,17 @@ def measure_slope(case: Case, by_values: bool = False) -> Slope | None:
         return None
 
 
-def fit_slope(case: Case, by_values: bool = False) -> Slope | None:
+def find_value_shift(case: Case) -> int:
+    """Return 1 if the weight of each key is that of the value before it, -1 for the value after it; 0 if neither is seen."""
+    slopes = ((n, fit_slope(get_double_case(case), shift=n)) for n in (1, -1))
+    return next((n for n, slope in slopes if slope is not None and slope.along > abs(slope.across)), 0)
+
+
+def fit_slope(case: Case, by_values: bool = False, shift: int = 0) -> Slope | None:
     """Fit log weights to q kᵀ and k qᵀ, by differences between two inputs, which cancel whatever depends on positions alone.
 
-    None if weights cannot be read, or do not fit.
+    With a `shift` each weight is that of a key so many tokens later, where both are seen. None if weights cannot be read, or do
+    not fit.
     """
     size = choose_small_size(case) * (FURTHER if by_values else 1)
     pairs = [case.make_usual_inputs(seed, size) for seed in (0, 1)]
@@ -135,7 +142,10 @@ def fit_slope(case: Case, by_values: bool = False) -> Slope | None:
     seen = case.get_expected_visibility(*pairs[0]).cpu().unsqueeze(1)
     if any(one is None for one in found):
         return None
-    logs = [one.clamp_min(1e-300).log() for one in found if one is not None]
+    weights = [one.roll(shift, -1) for one in found if one is not None]
+    if shift:
+        seen = seen & (weights[0] > 0) & (weights[1] > 0)
+    logs = [one.clamp_min(1e-300).log() for one in weights]
     scores = [compute_scores(case, inputs, logs[0].shape[1]) for inputs in pairs]
     if scores[0] is None or scores[1] is None:
         return None

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
-from regard.examination import call_checks, evidence
+from regard.examination import call_checks, evidence, token_shift
 from regard.examination.case import Case
 from regard.examination.identify import formula, weight_reading
 from regard.examination.identify.match import Match
@@ -64,7 +64,9 @@ def check_function(case: Case) -> Iterator[Finding | Checked | Unknown]:
         yield Finding("wrong roles", f"the output does not change with the {' and the '.join(idle)}", ROLE, 1.5, "roles")
         return
     slope = weight_reading.measure_slope(case)
-    if slope is None:
+    if slope is None and (n := weight_reading.find_value_shift(case)):
+        yield token_shift.report_shift("the function", "values", n)
+    elif slope is None:
         yield Unknown("whether query and key are exchanged", "the function without its changes to q and k before the scores")
     elif abs(slope.across) > abs(slope.along):
         evidence = f"log weights follow k qᵀ (times {slope.across:.3g}), not q kᵀ (times {slope.along:.1g})"
