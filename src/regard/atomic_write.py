@@ -24,6 +24,7 @@ except ImportError:  # Windows
 
 LOCK, NEW, FORMER, SUFFIX = ".lock-of-a-save", "new", "former", ".partial"  # names in a hidden folder, and its suffix
 MACHINE = f"{zlib.crc32(platform.node().encode()):08x}"
+ERROR_NUMBER = re.compile(r"\[Errno \d+\] | \(os error \d+\)")  # as Python and Rust print it
 RENAMING = threading.Lock()  # so that two threads that save the same files do not mix them
 
 
@@ -50,6 +51,12 @@ def write_atomically(*places: Path) -> Iterator[list[Path]]:
         with RENAMING:
             for path, place in zip(partials, places, strict=True):
                 os.replace(path, place)
+
+
+def describe_failed_write(what: str, place: Path | str, error: Exception) -> str:
+    """Return a sentence on what could not be written to a place, and why, without the number of the error."""
+    why = ERROR_NUMBER.sub("", getattr(error, "strerror", None) or str(error))
+    return f"{what} could not be written to {place}: {why}. Nothing was changed there: make space, or choose another file."
 
 
 @contextmanager

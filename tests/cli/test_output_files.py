@@ -1,9 +1,22 @@
+import os
+import subprocess
+import sys
+
 import pytest
 from PIL import Image
 
 from regard.cli import main
 
 COMMANDS = {"see": ["see", "3"], "audit": ["audit", "The cat sat on the mat.", "--policy", "oracle:budget=2", "--worst", "0"]}
+FLAGS = [
+    (["look", "The cat sat."], "--out"),
+    (["look", "The cat sat."], "--page"),
+    (COMMANDS["see"], "--out"),
+    (COMMANDS["see"], "--page"),
+    (COMMANDS["audit"], "--page"),
+]
+LIMIT = 2000  # bytes of a file
+RUN = "from regard.cli import main; raise SystemExit(main(sys.argv[1:]))"
 
 
 @pytest.fixture(params=COMMANDS)
@@ -34,16 +47,7 @@ def test_a_figure_that_cannot_be_saved_is_refused_before_the_model_is_loaded(
 
 
 @pytest.mark.parametrize("name", ["missing/file", "folder", "file/below"])
-@pytest.mark.parametrize(
-    ("command", "flag"),
-    [
-        (["look", "The cat sat."], "--out"),
-        (["look", "The cat sat."], "--page"),
-        (COMMANDS["see"], "--out"),
-        (COMMANDS["see"], "--page"),
-        (COMMANDS["audit"], "--page"),
-    ],
-)
+@pytest.mark.parametrize(("command", "flag"), FLAGS)
 def test_a_file_that_cannot_be_written_is_refused_before_the_model_is_loaded(
     capsys, tmp_path, monkeypatch, command, flag, name
 ):
@@ -55,6 +59,51 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_model_is_loaded(
     assert (code, out) == (2, "")
     assert err == f"regard {command[0]}: {flag} must be a file in an existing folder, got {name}.\n"
     assert sorted(one.name for one in tmp_path.iterdir()) == ["file", "folder"]
+
+
+@pytest.mark.parametrize("name", ["/dev/null", "pipe"])
+@pytest.mark.parametrize(("command", "flag"), FLAGS)
+def test_a_device_or_a_pipe_is_refused_before_the_model_is_loaded(capsys, tmp_path, monkeypatch, command, flag, name):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    code = main([*command, "--model", "no model", flag, name])
+    out, err = capsys.readouterr()
+    assert (code, out) == (2, "")
+    expected = f"{flag} must be a new file or one to replace, got {name}, which is a device or a pipe. Choose another file."
+    assert err == f"regard {command[0]}: {expected}\n"
+    assert [one.name for one in tmp_path.iterdir()] == ["pipe"]
+
+
+@pytest.mark.parametrize(("command", "flag"), FLAGS)
+def test_a_name_that_no_file_can_have_is_refused(capsys, tmp_path, monkeypatch, command, flag):
+    monkeypatch.chdir(tmp_path)
+    code = main([*command, "--model", "no model", flag, "a" * 300])
+    out, err = capsys.readouterr()
+    assert (code, out) == (2, "")
+    assert f"{flag} must be the path of a file or folder, and a name has at most 255 bytes" in err
+
+
+@pytest.mark.parametrize(
+    ("command", "flag", "what"),
+    [
+        (["look", "The cat sat."], "--out", "the recording"),
+        (["look", "The cat sat."], "--page", "the page"),
+        (["see", "3"], "--figure", "the figure"),
+    ],
+)
+def test_a_full_disk_leaves_the_earlier_file_and_names_the_cause(tmp_path, command, flag, what):
+    place = tmp_path / "file.png"
+    place.write_text("earlier")
+    limited = f"import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({LIMIT}, {LIMIT})); {RUN}"
+    run = [sys.executable, "-c", limited, *command, flag, str(place)]
+    done = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"regard {command[0]}: {what} could not be written to {place}: ")
+    assert last.endswith("File too large. Nothing was changed there: make space, or choose another file.")
+    assert "rrno" not in last
+    assert place.read_text() == "earlier"
+    assert list(tmp_path.iterdir()) == [place]
 
 
 @pytest.mark.parametrize("ending", ["png", "svg", "PDF"])

@@ -15,6 +15,7 @@ from torch import Tensor
 from regard.cli.input_text import read_text
 from regard.cli.look import check_table, print_plain, print_report, select_rows
 from regard.cli.model_loading import CAUSAL_LM, TextModel, load_model
+from regard.cli.output_files import check_output_file
 from regard.cli.progress_bar import iterate_with_bar
 from regard.errors import ConfigError, DataError
 from regard.mechanism.arguments import check_count
@@ -49,6 +50,7 @@ def run(options: argparse.Namespace) -> int:
         return probe_model(options)
     refuse_options(options, OF_PROBES, "--{0} is of a probe: it needs --model.")
     check_table(options)
+    check_output_file("--page", options.page)
     recording = load(options.recording)
     kind = choose_map_kind(recording, options.attention)
     q, k = recording.map(0, kind=kind).shape[2:]

@@ -1,15 +1,18 @@
 """The files that a command writes: checked before it computes anything, and figures written atomically."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regard.atomic_write import write_atomically
-from regard.errors import ConfigError
+from regard.atomic_write import describe_failed_write, write_atomically
+from regard.errors import ConfigError, DataError
+from regard.mechanism.arguments import check_path
 
 if TYPE_CHECKING:
     from regard.show.figure import Picture
 
 DOTS_PER_INCH = 144
+CHOOSE = "Choose another file."
 
 
 def check_figure(path: str | None) -> None:
@@ -26,15 +29,24 @@ def check_figure(path: str | None) -> None:
 
 
 def check_output_file(flag: str, path: str | None) -> None:
-    """Raise ConfigError if a flag names a folder, or a file in a folder that does not exist."""
-    if path is not None and (not Path(path).parent.is_dir() or Path(path).is_dir()):
+    """Raise ConfigError if a flag names a folder, a device, or a file in a folder that does not exist or cannot be written."""
+    if path is None:
+        return
+    place = Path(check_path(flag, path))
+    if not place.parent.is_dir() or place.is_dir():
         raise ConfigError(f"{flag} must be a file in an existing folder, got {path}.")
+    if place.exists() and not place.is_file():
+        raise ConfigError(f"{flag} must be a new file or one to replace, got {path}, which is a device or a pipe. {CHOOSE}")
+    if not os.access(place.parent, os.W_OK | os.X_OK):
+        raise ConfigError(f"{flag} must be a file in a folder that can be written, got {path}. {CHOOSE}")
 
 
 def save_figure(figure: "Picture", path: str) -> None:
-    """Save a figure atomically. Raises ConfigError if its file cannot be written."""
+    """Save a figure atomically. Raises DataError if its file cannot be written, ConfigError if it cannot be drawn."""
     try:
         with write_atomically(Path(path)) as (partial,):
             figure.savefig(partial, dpi=DOTS_PER_INCH)
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        raise DataError(describe_failed_write("the figure", path, error)) from None
+    except ValueError as error:
         raise ConfigError(f"the figure could not be saved to {path}: {error}") from None

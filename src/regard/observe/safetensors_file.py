@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from regard.atomic_write import write_atomically
+from regard.atomic_write import describe_failed_write, write_atomically
 from regard.errors import DataError
 from regard.observe.checksums import compute_checksums, compute_header_checksum, find_altered_tensor
 
@@ -38,7 +38,7 @@ def write_file(path: Path, header: dict[str, Any], tensors: dict[str, Tensor], v
         with write_atomically(path) as (beside,):
             save_file(tensors, beside, metadata)
     except (OSError, SafetensorError) as error:
-        raise DataError(f"the recording could not be written to {path}: {error}. Nothing was changed there.") from error
+        raise DataError(describe_failed_write("the recording", path, error)) from error
 
 
 def read_file(path: Path, verify: bool = True) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.atomic_write import write_atomically
+from regard.atomic_write import describe_failed_write, write_atomically
 from regard.errors import ConfigError, DataError
 from regard.html_repr import HtmlFragment
 from regard.map.pyramid import TILE
@@ -65,7 +65,7 @@ def page(
     `attribution`, recording.attribute(x), it also shows how each weight moved x, which `number` names in words, such as "the
     logit of cat": of every head, or as the mean over the heads, or not at all, where the entries would take more than 8 MiB.
     Raises ConfigError where nothing was recorded, a score is not such a function, the tokens are not known as patches of the
-    image, the attribution is of another run, or the folder of the file does not exist.
+    image, the attribution is of another run, or the folder of the file does not exist; DataError where it cannot be written.
     """
     place = Path(check_path("path", path))
     if not isinstance(recording, Audit):
@@ -94,9 +94,12 @@ def write_file(entry: RecordingEntry, place: Path, wanted: str | None = None) ->
 
 
 def write_text(text: str, place: Path) -> None:
-    """Write a file at once."""
-    with write_atomically(place) as (partial,):
-        partial.write_text(text, encoding="utf-8")
+    """Write a page atomically. Raises DataError if its file cannot be written."""
+    try:
+        with write_atomically(place) as (partial,):
+            partial.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise DataError(describe_failed_write("the page", place, error)) from None
 
 
 def frame_page(recording: Recording, height: int) -> HtmlFragment:
