@@ -24,7 +24,7 @@ from regard.cli.progress_bar import iterate_with_bar, show_bar
 from regard.errors import ConfigError
 from regard.mechanism.arguments import check_choice
 from regard.observe import Recording, record
-from regard.observe.classify_heads import classify_heads
+from regard.observe.classify_heads import classify_heads, describe_wordless_keys
 from regard.observe.head_scores import SCORES, HeadOptions
 from regard.observe.head_table import Head, Heads, find_score
 from regard.observe.run import IMPLICIT, KINDS
@@ -202,7 +202,7 @@ def print_overview(console: Console, recording: Recording, options: argparse.Nam
         if options.sort and not rows:
             Heads((row,)).sort_by(options.sort)  # a score that is not measured here is refused after the first layer
         rows.append(row)
-    heads = Heads(tuple(rows), wanted.describe_missing_scores(kind))
+    heads = Heads(tuple(rows), wanted.describe_missing_scores(kind, describe_wordless_keys(recording, kind)))
     shown = select_rows(heads, options)
     if print_plain(shown, options):
         return

@@ -16,6 +16,7 @@ from regard.observe.head_scores import PUNCTUATION, HeadOptions, UserScore, defi
 from regard.observe.head_table import Head, Heads
 from regard.observe.implicit_heads import check_implicit_options, estimate_absolute_shares
 from regard.observe.map_view import MapView
+from regard.observe.places import describe_wordless_tokens
 from regard.observe.recording import Recording
 from regard.observe.run import IMPLICIT, KINDS, join_names
 from regard.observe.words import Class, Tokens
@@ -74,11 +75,19 @@ def heads(
     implicit = len(recording.layers(IMPLICIT, part)) if layers is None else 0
     if not rows and implicit:
         return Heads(rows, ("no layer has a softmax; kind='implicit' scores those without by the sizes of their entries.",))
-    notes = wanted.describe_missing_scores(kind)
+    notes = wanted.describe_missing_scores(kind, describe_wordless_keys(recording, kind, part))
     if implicit:
         count = "one layer has" if implicit == 1 else f"{implicit} layers have"
         notes = (*notes, f"{count} no softmax, and so no row here: kind='implicit' has them.")
     return Heads(rows, notes, define_user_scores(scores))
+
+
+def describe_wordless_keys(recording: Recording, kind: str = "self", part: str | None = None) -> str | None:
+    """Return what the keys of the first layer are where they have no text, such as patches of an image; else None."""
+    if not recording.places or not recording.layers(kind, part):
+        return None
+    _, places = recording.axis_places(0, kind, part)
+    return describe_wordless_tokens(places, recording.map(0, kind=kind, part=part).shape[-1])
 
 
 def classify_heads(

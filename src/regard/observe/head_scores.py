@@ -88,11 +88,18 @@ class HeadOptions:
         found = torch.tensor([words.number_sentences(text) for text in texts])
         return found if int(found.max()) >= 2 * detectors.RECEIVER_DISTANCE - 1 else None
 
-    def describe_missing_scores(self, kind: str = "self") -> tuple[str, ...]:
-        """Return a sentence, in a tuple, on the scores that cannot be computed without words; empty if there are none."""
+    def describe_missing_scores(self, kind: str = "self", wordless: str | None = None) -> tuple[str, ...]:
+        """Return a sentence, in a tuple, on the scores that cannot be computed without words; empty if there are none.
+
+        `wordless` is what the tokens are where they have no words that could be given, such as patches of an image.
+        """
         lost = [name for name in ("duplicate", "induction") if self.tokens is None and kind == "self"]
         lost += [name for name in self.classes if name not in self.available_classes]
-        return (f"without the text of the tokens there is no {', '.join(lost)}: set recording.tokens.",) if lost else ()
+        if not lost:
+            return ()
+        if wordless:
+            return (f"the tokens are {wordless}, so there is no {', '.join(lost)}: these are scores of text.",)
+        return (f"without the text of the tokens there is no {', '.join(lost)}: set recording.tokens.",)
 
 
 def score_pattern(look: MapView, pattern: Pattern) -> QueryScores:

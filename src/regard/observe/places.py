@@ -222,6 +222,16 @@ def is_name_of(one: str, kind: str, name: str) -> bool:
     return one in ("", name) or (one != CROSS and f".{one}." in f".{name}.")
 
 
+def describe_wordless_tokens(places: Sequence[Place], size: int) -> str | None:
+    """Return what all tokens of an axis are where they have no text, patches or frames of sound; None where they may have."""
+    if any(isinstance(one, AudioFrames) for one in places):
+        return "frames of sound"
+    grids = [one for one in places if isinstance(one, PatchGrid)]
+    starts = [one.find_start(size) for one in grids]
+    is_whole = bool(grids) and starts[-1] + grids[-1].length == size
+    return "patches of an image" if is_whole and starts[0] <= len(grids[0].names) else None
+
+
 def serialize_places(places: Places | None) -> Any:
     """Return places as plain values."""
     if isinstance(places, Mapping):

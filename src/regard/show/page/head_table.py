@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from regard.observe.classify_heads import classify_heads
+from regard.observe.classify_heads import classify_heads, describe_wordless_keys
 from regard.observe.head_kinds import RULES, TELLING_KINDS
 from regard.observe.head_scores import HeadOptions, define_user_scores
 from regard.observe.head_table import Head
@@ -31,7 +31,8 @@ def stream_head_table(entry: RecordingEntry, place: HeadPlace, alive: Alive) -> 
         rows.append(row)
         yield {"done": len(rows), "of": total, "row": convert_row(row)}
     own = [f"{name}: {text.splitlines()[0]}" for name, text in define_user_scores(entry.scores).items()]
-    notes = known[1] if known else [*wanted.describe_missing_scores(attention.kind), *own]
+    wordless = describe_wordless_keys(entry.recording, attention.kind, attention.part)
+    notes = known[1] if known else [*wanted.describe_missing_scores(attention.kind, wordless), *own]
     entry.head_rows[key] = rows, notes
     yield describe_table(rows[0].scores if rows else (), notes)
 
