@@ -27,6 +27,12 @@ export function formatCount(number) {
   return number.toLocaleString("en").replaceAll(",", "\u202f");
 }
 
+// Round a number up to 1, 2, 5, 10 ...
+export function roundStep(value) {
+  const power = 10 ** Math.floor(Math.log10(Math.max(value, 1)));
+  return [1, 2, 5, 10].find((digit) => digit * power >= value) * power;
+}
+
 const NOISE = 2 ** -21; // relative error of a float32 result, as in regard.show.number_format: the last bits depend on the processor
 
 // Format a number of a calculation with as many places as it needs, at most four.

@@ -2,13 +2,15 @@
 
 import { chooseScaleName, roundUp, shadeSigned } from "../../drawing/color.js";
 import { createPixelCanvas, paintNumbers } from "../../drawing/matrix_image.js";
+import { snapshotAsSvg } from "../../drawing/svg_snapshot.js";
 import { makeSignedScale, shareSigned } from "../../drawing/legend.js";
 import { formatCount, formatSigned } from "../../drawing/number_format.js";
 import { quoteWord } from "../../drawing/words.js";
 import { chooseImplicitLayer, isPooled } from "../../frame/implicit_controls.js";
+import { measureLabels, renderLabels } from "./axis_labels.js";
 
 const LEAST = 24; // CSS pixels along the shorter side of a picture
-const SAVED = 512; // minimum pixels along the longer side of a picture that is saved
+const NARROW = 560; // pixels of a sheet
 const SIGNS = "Entries are signed, and rows need not sum to 1: these are no attention weights.";
 const POINT = "Point at an entry, or select one with the arrow keys.";
 const POOLED = { mean: "signed mean", max: "entry largest in size" };
@@ -30,15 +32,17 @@ function mount(stage, app) {
   stage.classList.add("implicit");
   const canvas = createPixelCanvas({ tabindex: 0, role: "application", "aria-label": "Matrix. Arrow keys move by one entry." });
   const mark = app.el("div", { class: "implicit-mark", hidden: true });
-  const sheet = app.el("div", { class: "implicit-sheet" }, canvas, mark);
+  const plot = app.el("div", { class: "implicit-plot" }, canvas, mark);
+  const [rows, columns] = ["rows", "columns"].map((axis) => app.el("div", { class: `implicit-${axis}`, "aria-hidden": "true" }));
+  const sheet = app.el("div", { class: "implicit-sheet" }, rows, columns, plot);
   const layers = app.el("div", { class: "implicit-layers", role: "group", "aria-label": "Layers without a softmax" });
   const entry = app.el("div", { class: "implicit-entry", role: "status", "aria-label": "Entry" });
   stage.append(sheet, app.el("aside", { class: "implicit-side" }, entry, app.el("p", { class: "note" }, SIGNS), app.el("h2", {}, "Without a softmax"), layers));
-  const it = { app, canvas, mark, sheet, layers, entry, name: "", numbers: null, hovered: null, asking: null, cell: null };
+  const it = { app, canvas, mark, sheet, plot, rows, columns, layers, entry, name: "", numbers: null, hovered: null, asking: null, cell: null };
   const watch = new ResizeObserver(() => placePicture(it));
   watch.observe(sheet);
   listenToPointer(it);
-  return { draw: (state) => drawView(it, state), leave: () => leaveView(it, watch), keys: listKeys(it), hands: HANDS, picture: () => ({ canvas: it.numbers && enlarge(canvas) }), table: () => listNumbers(it) };
+  return { draw: (state) => drawView(it, state), leave: () => leaveView(it, watch), keys: listKeys(it), hands: HANDS, picture: () => ({ svg: it.numbers && snapshotAsSvg(sheet) }), table: () => listNumbers(it) };
 }
 
 const getLayer = ({ app }) => chooseImplicitLayer(app.summary(), app.state());
@@ -67,7 +71,7 @@ async function drawView(it, state) {
     if (fault.name === "AbortError") return null;
     it.name = "";
     it.numbers = null;
-    it.canvas.hidden = it.mark.hidden = true;
+    it.plot.hidden = it.rows.hidden = it.columns.hidden = true;
     app.ready();
     app.fail(fault.message);
     return null;
@@ -83,7 +87,7 @@ function paint(it, state) {
   const scale = { name: chooseScaleName(state, layer.keys), high };
   const shown = Array.from(numbers, (value) => (Number.isNaN(value) ? null : value));
   paintNumbers(canvas, shown, layer.rows, layer.columns, (value) => shadeSigned(shareSigned(scale, value)));
-  canvas.hidden = false;
+  it.plot.hidden = it.rows.hidden = it.columns.hidden = false;
   placePicture(it);
   const pixel = isPooled(layer) ? `, ${POOLED[getHow(state, layer)]} of each pixel` : "";
   app.legend(makeSignedScale(scale, { title: `signed entries${pixel}, whose rows need not sum to 1`, raises: "above 0", lowers: "below 0" }));
@@ -91,20 +95,35 @@ function paint(it, state) {
   showEntry(it);
 }
 
-// Scale the picture to its sheet, and mark the selected entry.
+// Scale the picture to its sheet, with the words or numbers of the tokens beside it, and mark the selected entry.
 function placePicture(it) {
   const layer = getLayer(it);
   if (!it.numbers || !layer) return;
   const room = it.sheet.getBoundingClientRect();
-  const factor = Math.min(room.width / layer.keys, room.height / layer.queries);
-  const [width, height] = [Math.min(Math.max(layer.keys * factor, LEAST), room.width), Math.min(Math.max(layer.queries * factor, LEAST), room.height)];
-  Object.assign(it.canvas.style, { width: `${width}px`, height: `${height}px` });
+  const { left, top, each, isWordy } = measureLabels(room, layer);
+  const fit = (tokens, most) => Math.min(Math.max(tokens * each, LEAST), most);
+  const [width, height] = [fit(layer.keys, room.width - left), fit(layer.queries, room.height - top)];
+  Object.assign(it.plot.style, { left: `${left}px`, top: `${top}px`, width: `${width}px`, height: `${height}px` });
+  labelAxes(it, layer, { left, top, width, height, isWordy, most: room.width < NARROW ? 8 : 13 });
   const at = findEntry(it);
   it.mark.hidden = !at;
+  for (const [axis, chosen] of [[it.rows, at?.q], [it.columns, at?.k]]) for (const label of axis.children) label.classList.toggle("chosen", label.dataset.n === String(chosen));
   if (!at) return;
   const [wide, high] = [width / layer.keys, height / layer.queries];
   const [w, h] = [Math.max(wide, 6), Math.max(high, 6)];
   Object.assign(it.mark.style, { left: `${(at.k + 0.5) * wide - w / 2}px`, top: `${(at.q + 0.5) * high - h / 2}px`, width: `${w}px`, height: `${h}px` });
+}
+
+// Write the labels of both axes; they stay as long as the picture is the same.
+function labelAxes(it, layer, { left, top, width, height, isWordy, most }) {
+  const name = JSON.stringify([it.name, left, width, height, layer.words]);
+  if (name === it.labelled) return;
+  it.labelled = name;
+  const write = (place) => (layer.words && it.app.word(layer.words, place)) || formatCount(place);
+  it.rows.replaceChildren(...renderLabels("rows", { count: layer.queries, size: height / layer.queries, room: left, isWordy, most, offset: layer.offset }, (n) => write(n + layer.offset)));
+  it.columns.replaceChildren(...renderLabels("columns", { count: layer.keys, size: width / layer.keys, room: top, isWordy, most, offset: 0 }, write));
+  Object.assign(it.rows.style, { top: `${top}px`, width: `${left - 8}px` });
+  Object.assign(it.columns.style, { left: `${left}px`, height: `${top - 6}px` });
 }
 
 // Return the entry under the pointer, or the selected one.
@@ -170,16 +189,6 @@ function listNumbers(it) {
     const [r, c] = [Math.floor(n / columns), n % columns];
     return { query: cut(r, rows, queries), last_query: cut(r + 1, rows, queries) - 1, key: cut(c, columns, keys), last_key: cut(c + 1, columns, keys) - 1, entry: Number.isFinite(value) ? value : null };
   });
-}
-
-// Return a copy of a picture that is large enough to be saved.
-function enlarge(canvas) {
-  const factor = Math.ceil(SAVED / Math.max(canvas.width, canvas.height));
-  const copy = Object.assign(document.createElement("canvas"), { width: canvas.width * factor, height: canvas.height * factor });
-  const context = copy.getContext("2d");
-  context.imageSmoothingEnabled = false;
-  context.drawImage(canvas, 0, 0, copy.width, copy.height);
-  return copy;
 }
 
 function listenToPointer(it) {

@@ -2,7 +2,7 @@
 
 import { TILE, colorTile } from "../../data/tile_cache.js";
 import { formatColor, readBackground, chooseInk, shadeWeight } from "../../drawing/color.js";
-import { formatCount, formatThreeDigits } from "../../drawing/number_format.js";
+import { formatCount, formatThreeDigits, roundStep } from "../../drawing/number_format.js";
 import { formatPlainWord } from "../../drawing/words.js";
 
 export const READ = 13; // minimum pixels per token for words
@@ -135,12 +135,6 @@ function drawAxis(pen, at, box, inks, name) {
 
 const drawTick = (pen, box, middle, rows, inks) =>
   rows ? pen.line(box.x - 5, middle, box.x - 1, middle, inks.faint) : pen.line(middle, box.y - 5, middle, box.y - 1, inks.faint);
-
-// Round a number up to 1, 2, 5, 10 ...
-function roundStep(value) {
-  const power = 10 ** Math.floor(Math.log10(Math.max(value, 1)));
-  return [1, 2, 5, 10].find((digit) => digit * power >= value) * power;
-}
 
 // Draw the entropy of each row at the right, and the attention that each column receives below, with what they are.
 function drawProfiles(pen, at, box, inks) {
