@@ -98,7 +98,7 @@ def test_it_is_written_as_vectors():
 
 
 def test_more_words_than_fit_are_refused_with_what_to_do():
-    with pytest.raises(ConfigError, match=r"at most 60 words, got 700: select some, e.g. queries=slice\(0, 30\)"):
+    with pytest.raises(ConfigError, match=r"at most 60 tokens, got 700: select some, e.g. queries=slice\(0, 30\)"):
         draw_arcs(record_long_text(), 0, 0)
 
 
@@ -116,3 +116,10 @@ def cross():
     with regard.record(layer) as recording:
         layer(torch.randn(1, 5, 4), *[torch.randn(1, 7, 4)] * 2, need_weights=False)
     return recording
+
+
+def test_the_note_speaks_of_tokens_which_need_not_be_words():
+    notes = [text.get_text() for text in draw_arcs(record_small_model(), 1, 2).axes[0].texts]
+    assert "weights of at least 0.05; a dot is a token's weight on itself" in notes
+    signed = draw_arcs(record_implicit(7, SiluAttention), 0, 1, kind="implicit")
+    assert any(text.get_text().endswith("a dot is a token's own entry") for text in signed.axes[0].texts)

@@ -17,6 +17,7 @@ from regard.show.color_scale import Log
 from regard.show.notebook import pool_cells
 from regard.show.svg_matrix import SHADES
 from show.elements import EVIL, Page, pixels
+from show.page.browser.recordings import draw_queries_and_keys, record_layers
 from show.small_recordings import record_long_text, record_small_model
 
 PLACES = 0.501e-2  # half a unit of the last of two places
@@ -264,3 +265,8 @@ def test_a_long_one_shows_the_last_query_of_each_bin_and_the_largest_weight_of_e
         for column in range(11):
             expected = dense[:, ends[row + 1] - 1, ends[column] : ends[column + 1]].amax(-1)
             torch.testing.assert_close(found[:, row, column].nan_to_num(0), expected, atol=1e-12, rtol=0)
+
+
+def test_one_layer_one_head_and_one_token_are_not_plural():
+    shown = Page(record_layers(*draw_queries_and_keys(1, 1, 1), words=[" one"])._repr_html_())
+    assert "1 layer, 1 head, 1 token" in " ".join(shown.text.split())

@@ -17,6 +17,7 @@ from regard.errors import ConfigError
 from regard.head_atlas.build_atlas import atlas, check_sizes, merge_atlas
 from regard.observe.head_table import Heads
 from regard.show.head_summary import render_kinds, render_sentences, select_clearest
+from regard.show.number_format import format_count
 from regard.show.terminal import open_console, print_lines, print_wrapped
 
 SETTINGS = ("documents", "tokens", "queries", "examples", "shard_size", "engine")
@@ -71,7 +72,7 @@ def parse_shard(text: str) -> tuple[int, int]:
 def print_atlas(table: Heads, folder: Path) -> None:
     """Print the kinds of the heads, the clearest heads, and where the pages are."""
     console = open_console()
-    print_wrapped(console, Text(f"{len(table)} heads. {table.notes[0]}", style="bold"))
+    print_wrapped(console, Text(f"{format_count(len(table), 'head')}. {table.notes[0]}", style="bold"))
     print_lines(console, render_kinds(table, console.width))
     print_lines(console, [Text(), *render_sentences(select_clearest(table), console.width)])
     print_wrapped(console, Text(f"\nPages: {folder / 'site' / 'index.html'}. Tables: {folder / '*.parquet'}."))

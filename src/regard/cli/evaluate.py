@@ -21,6 +21,7 @@ from regard.evaluate.perplexity import count_words_and_bytes
 from regard.evaluate.published_figures import FILES
 from regard.mechanism.arguments import check_count
 from regard.observe.text_table import align_columns
+from regard.show.number_format import format_count
 from regard.show.terminal import escape_text, open_console, print_wrapped
 from regard.text.corpus import Corpus, documents
 
@@ -93,7 +94,8 @@ def score_text(
         ("bits per byte", format_decimal(found.bits_per_byte, 3), None),
         ("nats per token", format_decimal(found.loss_nats, 3), None),
     ]
-    line = f"{found.tokens:,} tokens, {words:,} words, {size:,} bytes; windows of {context:,} tokens moved by {stride:,}."
+    counts = ", ".join(format_count(n, noun) for n, noun in ((found.tokens, "token"), (words, "word"), (size, "byte")))
+    line = f"{counts}; windows of {format_count(context, 'token')} moved by {stride:,}."
     spacing = "WikiText's spacing is removed; words, with an end for each line, and bytes are those of the file."
     return rows, line, [spacing] if wiki else []
 
@@ -116,7 +118,8 @@ def score_last_words(text_model: TextModel, path: Path, context: int, batch: int
         ),
     ]
     note = "Filtered: no stop word may begin the last word, as in the paper, which does not give its list."
-    return rows, f"{found.passages:,} passages, {found.tokens:,} tokens of last words.", [note] if stop else []
+    line = f"{format_count(found.passages, 'passage')}, {format_count(found.tokens, 'token')} of last words."
+    return rows, line, [note] if stop else []
 
 
 def add_published_figures(rows: Rows, model: str, known: Sequence[str]) -> list[tuple[str, str, str]]:

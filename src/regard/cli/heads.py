@@ -30,6 +30,7 @@ from regard.probe.retrieval import LENGTH, MOST_NEW_TOKENS, NeedlePrompt, make_n
 from regard.probe.succession import make_successions, measure_succession
 from regard.show.axis_words import choose_map_kind
 from regard.show.head_summary import render_kinds, render_sentences, render_table, select_clearest
+from regard.show.number_format import format_count
 from regard.show.page.single_file import page
 from regard.show.terminal import escape_text, open_console, print_lines, print_wrapped
 
@@ -54,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     recording = load(options.recording)
     kind = choose_map_kind(recording, options.attention)
     q, k = recording.map(0, kind=kind).shape[2:]
-    line = f"{q:,} tokens look at {k:,}." if kind == "cross" else f"{q:,} tokens."
+    line = f"{format_count(q, 'token')} look{'s' * (q == 1)} at {k:,}." if kind == "cross" else f"{format_count(q, 'token')}."
     if options.page:
         page(recording, options.page)
         line += f" Page: {options.page}."
@@ -112,7 +113,8 @@ def cut_text(foreign: TextModel, text: str) -> Tensor:
     ids = foreign.encode(text)
     length = min(TOKENS, foreign.context or TOKENS, len(ids) // DOCUMENTS)
     if length < SHORTEST:
-        raise DataError(f"the text has {len(ids):,} tokens; to measure effects on it, it needs {DOCUMENTS * SHORTEST}.")
+        count = format_count(len(ids), "token")
+        raise DataError(f"the text has {count}; to measure effects on it, it needs {DOCUMENTS * SHORTEST}.")
     return torch.tensor(ids[: DOCUMENTS * length]).view(DOCUMENTS, length)
 
 
@@ -137,7 +139,7 @@ def probe_model(options: argparse.Namespace) -> int:
     if print_plain(shown, options):
         return 0
     console = open_console()
-    print_wrapped(console, Text(f"{escape_text(foreign.name)}: {len(table)} heads.", style="bold"))
+    print_wrapped(console, Text(f"{escape_text(foreign.name)}: {format_count(len(table), 'head')}.", style="bold"))
     print_lines(console, render_kinds(table, console.width))
     show_all = options.all or bool(options.kind or options.sort)
     lines = [

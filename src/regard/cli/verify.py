@@ -20,6 +20,7 @@ from torch import Tensor
 from regard.lectures import printed_numbers
 from regard.lectures.comparison import Verdict
 from regard.lectures.verify import VerifiedClaim, verify
+from regard.show.number_format import format_count
 from regard.show.terminal import open_console, print_unpadded
 
 NARROW, WIDE = 72, 120  # columns of the screen: below NARROW no table fits, from WIDE on a wide one does
@@ -126,11 +127,6 @@ def summarize_rows(rows: Sequence[VerifiedClaim]) -> str:
     examples = format_count(len({row.example for row in rows}), "example")
     numbers = format_count(sum(row.numbers for row in rows), "number")
     return f"{numbers} of {examples} computed again. Of {format_count(len(rows), 'row')} {found}."
-
-
-def format_count(number: int, noun: str) -> str:
-    """Format a count with its noun."""
-    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def list_fields(row: VerifiedClaim) -> str:

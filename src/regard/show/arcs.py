@@ -47,12 +47,12 @@ def draw_arcs(
     row: int = 0,
     title: str | None = None,
 ) -> Picture:
-    """Draw the weights of a head as arcs over at most 60 words: to earlier keys above the words, to later keys below.
+    """Draw the weights of a head as arcs over at most 60 tokens: to earlier keys above the words, to later keys below.
 
-    A dot under a word is its weight on itself. `queries=slice(7, 8)` draws the row of one word, `keys=slice(1, None)` leaves
+    A dot under a token is its weight on itself. `queries=slice(7, 8)` draws the row of one token, `keys=slice(1, None)` leaves
     out the first token. Weights below `least` are not drawn, which the picture states. Colors are logarithmic. Entries of
     kind="implicit" are signed, blue above 0 and brown below, and of any size: then `least` is a part of the largest of those
-    selected. Raises ConfigError where the map is not square or the words are more than 60.
+    selected. Raises ConfigError where the map is not square or the tokens are more than 60.
     """
     m: AttentionMap | ImplicitMap = recording.map(layer, head, kind, part).select(batch=row)
     q, k = m.shape[2:]
@@ -62,7 +62,7 @@ def draw_arcs(
     first, end = min(rows[0], columns[0]), max(rows[1], columns[1])
     if end - first > MAX_WORDS:
         raise ConfigError(
-            f"arcs can show at most {MAX_WORDS} words, got {end - first}: select some, e.g. queries=slice(0, 30)."
+            f"arcs can show at most {MAX_WORDS} tokens, got {end - first}: select some, e.g. queries=slice(0, 30)."
         )
     words = [format_word(word.strip(" ") or word) for word in get_key_words(recording, row, k)[first:end]]
     weights = m[0, 0, slice(*rows), slice(*columns)].double().cpu().numpy()
@@ -72,11 +72,11 @@ def draw_arcs(
         ends = Signed().ends(weights.ravel().tolist())
         found = list_links(weights, rows[0] - first, columns[0] - first, least * ends[1])
         look = ArcLook(Normalize(*ends), SIGNED_COLORMAP, ends[1], (ends[1], ends[0]))
-        note = f"entries of at least {least:g} of the largest in size, blue above 0, brown below; a dot is a word's own entry"
+        note = f"entries of at least {least:g} of the largest in size, blue above 0, brown below; a dot is a token's own entry"
         return draw_links(words, places, upright, found, name, note, look)
     found = list_links(weights, rows[0] - first, columns[0] - first, least)
     look = ArcLook(LogNorm(min([MIN_WEIGHT, *(weight for weight, _, _ in found)]), 1), COLORMAP, 1, (1.0, 0.3, 0.1))
-    note = f"weights of at least {least:g}; a dot is a word's weight on itself"
+    note = f"weights of at least {least:g}; a dot is a token's weight on itself"
     return draw_links(words, places, upright, found, name, note, look)
 
 

@@ -19,6 +19,7 @@ from regard.observe.head_table import Head, Heads
 from regard.observe.map_view import MapView
 from regard.show.axis_words import AxisWords, get_axis_words
 from regard.show.heat_map import wrap_sentence
+from regard.show.number_format import format_count
 from regard.show.shaded_text import BREAK, get_visible_text
 from regard.show.terminal import get_heat_style, join_blocks, pack_blocks, truncate_end, truncate_start
 
@@ -63,7 +64,7 @@ def render_table(heads: Heads, width: int, show_all: bool, by: str | None = None
     (first, *rest), hidden = shown.format_lines(width, by)
     yield Text(first, style="dim")
     yield from map(Text, rest)
-    notes = [f"the clearest of {len(heads)} heads; --all shows all"] if len(shown) < len(heads) else []
+    notes = [f"the clearest of {format_count(len(heads), 'head')}; --all shows all"] if len(shown) < len(heads) else []
     notes += ["--help explains the columns"] if notes else []
     notes += [f"a wider window or --csv shows {len(hidden)} more scores"] if hidden else []
     yield from wrap_sentence("; ".join(notes), width) if notes else ()

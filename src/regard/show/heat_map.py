@@ -180,11 +180,11 @@ def describe_cells(grid: Grid, heads: int, is_signed: bool = False) -> str:
         return "A row is a query (a token that attends), a column a key (a token it attends to)" + mean
     parts, size = ("entries", " in size") if is_signed else ("weights", "")
     kind = f"the mean of its {parts} in {heads} heads" if heads > 1 else f"the largest{size} of its {parts}"
-    down, across = format_count(grid.sizes[0], "query", "queries"), format_count(grid.sizes[1], "key", "keys")
+    down, across = format_bin_size(grid.sizes[0], "query", "queries"), format_bin_size(grid.sizes[1], "key", "keys")
     return f"A cell is {down} (down) by {across} (across), and shows {kind}."
 
 
-def format_count(size: float, one: str, many: str) -> str:
+def format_bin_size(size: float, one: str, many: str) -> str:
     """Format how many tokens a bin holds."""
     low, high = math.floor(size), math.ceil(size)
     return f"{low:,}" * (low < high) + " or " * (low < high) + f"{high:,} {one if high == 1 else many}"

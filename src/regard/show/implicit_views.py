@@ -16,6 +16,7 @@ from regard.observe.text_table import align_columns, format_token
 from regard.show.axis_words import AxisWords, find_word, get_axis_words, strip_markers
 from regard.show.color_scale import Signed
 from regard.show.heat_map import describe_signs, format_entry, render_heat_map, render_legend, render_nan_note, wrap_sentence
+from regard.show.number_format import format_count
 from regard.show.page.implicit_pictures import ImplicitLayer, build_implicit_map, list_implicit_layers
 from regard.show.recording_views import (
     BAR_SHADE,
@@ -98,10 +99,12 @@ def select_map(recording: Recording, place: LayerHead) -> tuple[ImplicitLayer, I
     layers, _ = list_implicit_layers(recording.last)
     number, head = place
     if not 0 <= number < len(layers):
-        raise ConfigError(f"layer {number} is out of range: there are {len(layers)} layers without a softmax, from 0.")
+        count = f"there {'is' if len(layers) == 1 else 'are'} {format_count(len(layers), 'layer')}"
+        raise ConfigError(f"layer {number} is out of range: {count} without a softmax, from 0.")
     one = layers[number]
     if head is not None and not 0 <= head < one.shape[1]:
-        raise ConfigError(f"head {head} is out of range: layer {number} has {one.shape[1]:,} heads without a softmax, from 0.")
+        count = format_count(one.shape[1], "head")
+        raise ConfigError(f"head {head} is out of range: layer {number} has {count} without a softmax, from 0.")
     m = build_implicit_map(recording.last, one.calls).select(batch=[0], heads=slice(None) if head is None else [head])
     named = "the mean of its heads" if head is None else f"head {head}"
     return one, m, f"layer {number}, {named}: {escape_text(one.title)}"

@@ -24,6 +24,7 @@ from regard.show.axis_words import get_key_words
 from regard.show.color_ramp import choose_ink, shade
 from regard.show.color_scale import MAX_LINEAR_TOKENS, MIN_LOG_WEIGHT, LinearScale, Log, Scale, choose_scale
 from regard.show.html_pictures import CAPTION, escape_html, render_figure, render_page, tile_heads
+from regard.show.number_format import format_count
 from regard.show.page.single_file import frame_page as frame_page  # Recording.page calls it here
 from regard.show.report_html import render_report
 from regard.show.signed_html import render_implicit_map, render_implicit_sheet
@@ -84,7 +85,8 @@ def render_recording(recording: Recording) -> str:
     shapes = [m.shape for m in maps]
     q, k = shapes[0][2:]
     count = sum(h for _, h, _, _ in shapes)
-    title = f"<b>{escape_html(recording.model or 'Recording')}</b>, {len(maps)} layers, {count} heads, {k:,} tokens"
+    counts = ", ".join(format_count(n, noun) for n, noun in ((len(maps), "layer"), (count, "head"), (k, "token")))
+    title = f"<b>{escape_html(recording.model or 'Recording')}</b>, {counts}"
     words = get_key_words(recording, 0, k)
     title += render_start(recording, words)
     if count * min(q, TILE_CELLS) * k > MAX_SHEET_WEIGHTS or len({shape[2:] for shape in shapes}) > 1:
@@ -110,7 +112,7 @@ def render_implicit_recording(recording: Recording) -> str:
     q, k = recording.map(0, kind="implicit").shape[2:]
     picture, notes = render_implicit_sheet(recording, (q, k))
     words = get_key_words(recording, 0, k)
-    title = f"<b>{escape_html(recording.model or 'Recording')}</b>, {k:,} tokens{render_start(recording, words)}"
+    title = f"<b>{escape_html(recording.model or 'Recording')}</b>, {format_count(k, 'token')}{render_start(recording, words)}"
     return render_page(title, [picture], f"{CAPTION} {notes}", words[k - q :] if k >= q else [], words)
 
 

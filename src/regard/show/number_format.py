@@ -18,6 +18,11 @@ MAX_PLACES = 4  # decimal places, as the lectures print
 RELATIVE_ERROR = 2**-21  # relative: at least 4 units in the last place of float32, more than the error of short sums
 
 
+def format_count(number: int, noun: str) -> str:
+    """Format a count with its noun: 1 token, 2,000 tokens."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def format_number(number: Tensor | float, *, is_inner: bool = False) -> str:
     """Format a number of a calculation with at most four places; if `within`, a negative number is put in parentheses."""
     value = float(number)

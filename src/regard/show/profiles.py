@@ -11,6 +11,7 @@ from regard.map import AttentionMap
 from regard.observe import Recording
 from regard.observe.map_view import MapView
 from regard.show.figure import DASHES, FAINT, INKS, TEXT_SIZE, Array, Picture, style_axes
+from regard.show.number_format import format_count
 
 BINS = 128  # points of a curve along a text
 MAX_NAMED = 4  # heads that are colored and named
@@ -41,7 +42,7 @@ def draw_profiles(
     chosen = [numbers[place] for place in shown]
     picture = Picture(figsize=(6.4, 4.2), layout="constrained")
     panels = picture.subplots(2, 1, sharex=True)
-    name = f"layer {layer}, {m.shape[1]} heads" if title is None else title
+    name = f"layer {layer}, {format_count(m.shape[1], 'head')}" if title is None else title
     for n, (axes, (statistic, values)) in enumerate(zip(panels, found.items(), strict=True)):
         style_axes(axes, name if n == 0 else "", ("query" if n else "", UNITS[statistic]))
         places, means = compute_bin_means(values)

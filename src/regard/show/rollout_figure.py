@@ -1,4 +1,4 @@
-"""Attention rollout as a picture: how much of each word reaches a query, layer by layer."""
+"""Attention rollout as a picture: how much of each token reaches a query, layer by layer."""
 
 import torch
 
@@ -25,10 +25,10 @@ def draw_rollout(
     residual: float = 0.5,
     title: str | None = None,
 ) -> Picture:
-    """Draw how much each word counts for one query after each layer, as computed by regard.rollout.
+    """Draw how much each token counts for one query after each layer, as computed by regard.rollout.
 
-    A row is a layer, the first one below the words; kind is that of regard.rollout. A column is a word, or in a long text
-    several words, whose shares are added. Colors are logarithmic, or of two hues where layers without a softmax make entries
+    A row is a layer, the first one below the words; kind is that of regard.rollout. A column is a token, or in a long text
+    several tokens, whose shares are added. Colors are logarithmic, or of two hues where layers without a softmax make entries
     negative. Raises ConfigError if no layer was recorded.
     """
     count = len(list_token_mixers(recording.last, kind, part))
@@ -39,9 +39,9 @@ def draw_rollout(
     words = get_key_words(recording, row, found.shape[1])
     place = query % len(words)
     name = f"rollout to “{format_word(words[place].strip(' '))}”, token {place:,}" if title is None else title
-    over = "word"
+    over = "token"
     if len(words) > MAX_WORDS:
-        (found, words), over = sum_bins(found), "words from this one on"
+        (found, words), over = sum_bins(found), "tokens from this one on"
     layers = [f"layer {n}" for n in range(count)]
     is_signed = bool((found < 0).any())
     scale = Signed() if is_signed else Log(MIN_SHARE, 1)

@@ -17,6 +17,7 @@ from regard.observe.map_view import MapView
 from regard.observe.patterns import Duplicate, Induction
 from regard.observe.score_interval import QueryScores, Score
 from regard.observe.words import convert_to_ids
+from regard.show.number_format import format_count
 from regard.show.page.head_pictures import Alive
 from regard.show.page.head_table import stream_head_table
 from regard.show.page.recording_entry import AttentionLayers, HeadPlace, RecordingEntry
@@ -206,7 +207,7 @@ def explain_key(kind: str, words: Sequence[str], q: int, k: int, first: int = 0)
 
 def describe_average(kind: str, value: Tensor, largest: Tensor, score: Score, reason: str) -> str:
     """Return the score of a head and of what it is the average, with its value at the query where that is of several keys."""
-    over = f"on average over {score.count:,} tokens"
+    over = f"on average over {format_count(score.count, 'token')}"
     if format_share(value) == format_share(largest) or value < largest:
         return f"{over} {'it is' if reason else GETS[kind]} {format_share(score)}"
     return f"{'all such tokens get' if reason else GETS[kind]} {format_share(value)}, and {over} {format_share(score)}"
@@ -269,9 +270,14 @@ def explain_missing_kind(entry: RecordingEntry, attention: AttentionLayers, want
         return "Each token here looks at another input: that of a translation looks at the sentence that was translated."
     q = int(view_layer(entry, HeadPlace(attention.kind, attention.part, 0, 0)).is_token[0, 0].sum())  # without padding
     if wanted in DOES:
-        return f"No head is surely of the kind ‘{wanted}’ on these {q:,} tokens."
+        return f"No head is surely of the kind ‘{wanted}’ on {name_tokens(q)}."
     few = f": at least {MIN_SUPPORT} tokens must count" if q <= MIN_SUPPORT else ""
-    return f"On these {q:,} tokens no head looks clearly at one place{few}."
+    return f"On {name_tokens(q)} no head looks clearly at one place{few}."
+
+
+def name_tokens(count: int) -> str:
+    """Return the tokens of a text in a sentence."""
+    return "this one token" if count == 1 else f"these {count:,} tokens"
 
 
 def view_layer(entry: RecordingEntry, place: HeadPlace) -> MapView:

@@ -33,6 +33,9 @@ export function roundStep(value) {
   return [1, 2, 5, 10].find((digit) => digit * power >= value) * power;
 }
 
+// Format a number of tokens: "1 token", "2 000 tokens".
+export const formatTokens = (number) => `${formatCount(number)} ${number === 1 ? "token" : "tokens"}`;
+
 const NOISE = 2 ** -21; // relative error of a float32 result, as in regard.show.number_format: the last bits depend on the processor
 
 // Format a number of a calculation with as many places as it needs, at most four.

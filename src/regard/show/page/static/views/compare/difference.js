@@ -1,5 +1,7 @@
 // The difference of two matrices of weights: the words that they share, and the distance between their rows.
 
+import { formatTokens } from "../../drawing/number_format.js";
+
 const TILE = 256;
 const MOST = 2 * TILE; // maximum pixels along a side of a picture
 
@@ -36,10 +38,10 @@ export function matchWords(a, b) {
   const whole = { rows: a.rows.length, columns: a.columns.length };
   if (!differ) return { ...whole, said: "" };
   if (a.rows.length === b.rows.length && a.columns.length === b.columns.length) {
-    return { ...whole, said: `Both have ${first.length} tokens, ${differ} of which ${differ === 1 ? "is" : "are"} different: the difference is computed position by position.` };
+    return { ...whole, said: `Both have ${formatTokens(first.length)}, ${differ} of which ${differ === 1 ? "is" : "are"} different: the difference is computed position by position.` };
   }
   const common = { rows: countCommonPrefix(a.rows, b.rows), columns: countCommonPrefix(a.columns, b.columns) };
-  const lengths = `The first text has ${first.length} tokens, the second ${second.length}.`;
+  const lengths = `The first text has ${formatTokens(first.length)}, the second ${second.length}.`;
   if (Math.min(common.rows, common.columns) < 2) return { rows: 0, columns: 0, said: `${lengths} They have different beginnings, so there is no difference to show.` };
   return { ...common, said: `${lengths} The first ${common[axis]} are the same; the difference is computed for these.` };
 }

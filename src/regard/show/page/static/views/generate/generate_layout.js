@@ -1,6 +1,7 @@
 // The layout of Generate: the prompt, the generated text and the selected word.
 
 import { formatColor, chooseInk } from "../../drawing/color.js";
+import { formatTokens } from "../../drawing/number_format.js";
 import { el } from "../../drawing/elements.js";
 import { renderTextWord, renderWord } from "../../drawing/words.js";
 import { createTokenPanel } from "./token_panel.js";
@@ -41,11 +42,11 @@ export function buildLayout(app, { run, stop, pick }) {
     read: text.read,
     shade: text.shade,
     moved: word.moved,
-    count: (n, all) => (progress.textContent = n < all ? `${n} of ${all} tokens` : `${n} tokens; the model reads them once more, to see where it looked.`),
+    count: (n, all) => (progress.textContent = n < all ? `${n} of ${formatTokens(all)}` : `${formatTokens(n)}; the model reads ${n === 1 ? "it" : "them"} once more, to see where it looked.`),
     compiling: () => (progress.textContent = COMPILING),
     finished: () => (progress.textContent = ""),
     stopped: (n) => (progress.textContent = `Stopped after ${n} ${n === 1 ? "token" : "tokens"}.`),
-    ended: (n) => (progress.textContent = `${n} ${n === 1 ? "token" : "tokens"}; the model ended the text here.`),
+    ended: (n) => (progress.textContent = `${formatTokens(n)}; the model ended the text here.`),
     look(line, n, { isPinned, ...known }) {
       word.show(line, known);
       text.mark(n, isPinned);

@@ -39,7 +39,7 @@ export function hasHeads(app, state) {
 export function nameLayer(app, state) {
   if (getKind(app, state) === "rollout") return `Rollout up to layer ${state.layer}`;
   const { heads } = getLayer(app, state);
-  return `Layer ${state.layer}, ${hasHeads(app, state) ? nameSelectedHeads(app, state) : `mean of its ${heads} heads`}`;
+  return `Layer ${state.layer}, ${hasHeads(app, state) ? nameSelectedHeads(app, state) : heads === 1 ? "its one head" : `mean of its ${heads} heads`}`;
 }
 
 export function getQuantity(app, state) {

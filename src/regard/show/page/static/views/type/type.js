@@ -2,7 +2,7 @@
 
 import { roundUp, createScale, createStateScale } from "../../drawing/color.js";
 import { snapshotAsSvg } from "../../drawing/svg_snapshot.js";
-import { formatCount } from "../../drawing/number_format.js";
+import { formatCount, formatTokens } from "../../drawing/number_format.js";
 import { explainMarks, nameWord, quoteWord } from "../../drawing/words.js";
 import { makeInitialState, isCrossText } from "../../frame/controls.js";
 import { isSelectionOff, listHeadsOff, switchHeads } from "../../frame/heads_off.js";
@@ -138,7 +138,7 @@ function renderWords({ app, page }, state, q, { words, asking }) {
   const { queries, keys } = layers[state.layer];
   const { model, notes } = app.summary();
   const marks = explainMarks(words);
-  page.read(`The model ‘${model}’ read ${formatCount(keys)} ${keys === 1 ? "token" : "tokens"}, numbered from 0${notes?.length ? `. ${notes.join(" ")}` : app.unit() === "token" ? ": words and pieces of words." : "."}${marks && ` ${marks}`}`);
+  page.read(`The model ‘${model}’ read ${formatTokens(keys)}, numbered from 0${notes?.length ? `. ${notes.join(" ")}` : app.unit() === "token" ? ": words and pieces of words." : "."}${marks && ` ${marks}`}`);
   const pick = (n) => app.go({ q: Math.min(n, queries - 1) }, { replace: true });
   page.words(words, keys, rows === columns ? pick : null);
   page.written(rows === columns ? null : asking, queries, pick);
