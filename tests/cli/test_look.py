@@ -209,6 +209,8 @@ def test_rows_are_sorted_and_picked(capsys, folder):
         (("words", "--model", "{tmp}"), "it holds none of these"),
         (("words", "--model", "{tmp}/absent.gguf"), "absent.gguf is not a file"),
         (("", "--model", "{folder}"), "the text has no tokens"),
+        (("words", "--model", ""), "--model must be the name or the folder of a model; got ''."),
+        (("words", "--model", "no-such-model", "--page", ""), "--page must be the path of a file or folder; got ''."),
         (("words", "--model", "{folder}", "--keep", "int3"), "keep takes bfloat16"),
         (("words", "--model", "{folder}", "--head", "first"), "like 3.5"),
         (("words", "--model", "{folder}", "--head", "0.4"), "head must be one of the recorded heads, 0 to 3"),
@@ -307,6 +309,11 @@ def test_of_an_encoder_decoder_the_encoder_is_shown(capsys, tmp_path):
     code, out, _ = look(capsys, "the cat saw the dog", "--model", tmp_path)
     assert code == 0
     assert "2 layers, 8 heads. 5 tokens" in out
+
+
+def test_a_recording_without_a_name_is_refused(capsys):
+    code = main(["heads", ""])
+    assert (code, capsys.readouterr().err) == (2, "regard heads: path must be the path of a file or folder; got ''.\n")
 
 
 def test_a_recording_that_is_none_is_refused(capsys, tmp_path):

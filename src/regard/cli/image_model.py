@@ -11,7 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from regard.cli.device import format_first_line
-from regard.cli.model_loading import convert_loading_errors, is_only_in_cache, refuse_missing_weights, silence_transformers
+from regard.cli.model_loading import (
+    check_model_name,
+    convert_loading_errors,
+    is_only_in_cache,
+    refuse_missing_weights,
+    silence_transformers,
+)
 from regard.errors import ConfigError, DataError
 from regard.mechanism.arguments import add_article, describe_value
 from regard.models.vision_transformer import VisionTransformer
@@ -92,6 +98,7 @@ def load_image_model(name: str) -> ImageModel:
 
     Raises ConfigError if transformers is not installed or the model reads no images, DataError if it cannot be loaded.
     """
+    check_model_name(name)
     if name in INCLUDED and not Path(name).exists():
         own = VisionTransformer.load(INCLUDED[name])
         return ImageModel(name, own, None, {n: str(n) for n in range(own.config.classes)})
@@ -160,7 +167,11 @@ def load_processor(source: str, is_local: bool) -> Any:
 
 def find_example(image: str, model: str) -> Path:
     """Return the file of an image; of one digit, for the included model, the example of it that was not trained on."""
+    if not image.strip():
+        raise DataError(f"the image must be a file, or for the model {', '.join(INCLUDED)} a digit; got {image!r}.")
     path = Path(image).expanduser()
+    if path.is_dir():
+        raise DataError(f"{image} is a folder: give an image in it, a PNG, a JPEG or another file that Pillow reads.")
     if model not in INCLUDED and not path.exists() and image.isdecimal() and len(image) == 1:
         raise DataError(f"{image} is not a file. The digits 0 to 9 are examples of {', '.join(INCLUDED)}: leave out --model.")
     if model in INCLUDED and not path.exists() and image.isdecimal():

@@ -219,10 +219,17 @@ def load_model(
     it runs, the CPU by default; `progress` counts what transformers loads. Raises ConfigError for a device that is not there.
     """
     chosen = check_device(device)
+    check_model_name(name)
     found = load_on_cpu(name, kind, progress or LoadingProgress())
     if chosen is not None:
         found.model.to(chosen)
     return found
+
+
+def check_model_name(name: str) -> None:
+    """Raise ConfigError for a name without letters, which would be the current folder."""
+    if not name.strip():
+        raise ConfigError(f"--model must be the name or the folder of a model; got {name!r}.")
 
 
 def load_on_cpu(name: str, kind: str, progress: LoadingProgress) -> TextModel:

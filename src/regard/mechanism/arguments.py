@@ -111,6 +111,8 @@ def check_path(name: str, value: Any) -> Any:
     """Return the path of a file or folder, or raise ConfigError."""
     if not isinstance(value, (str, os.PathLike)):
         raise ConfigError(f"{name} must be a path, as text or a pathlib.Path; got {describe_value(value)}.")
+    if value == "":
+        raise ConfigError(f"{name} must be the path of a file or folder; got ''.")
     try:
         place = os.fsencode(value)
     except UnicodeEncodeError:
