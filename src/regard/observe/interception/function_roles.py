@@ -1,5 +1,6 @@
 """The roles that torch functions can have in handwritten attention, inferred from their names."""
 
+import math
 import re
 from enum import Enum, auto
 from functools import cache
@@ -47,6 +48,8 @@ ROLES = {name: role for role, names in NAMES.items() for name in names.split()}
 BOUNDS = {"clamp", "clamp_min", "clip"}
 MAXIMA = {"amax", "max"}
 EPSILON = 1e-3  # of a guard, at most
+BASES = {"exp": math.e, "exp2": 2.0, "special_exp2": 2.0}  # of exponentials
+POWERS = {"pow", "__rpow__"}  # which may raise a number to a tensor
 MULTIPLIES = {  # a module that uses one may attend; names that layers also use without attention are left out
     *("matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "vecdot", "inner"),
     *("tensordot", "einsum", "multi_dot", "cdist", "cosine_similarity", "pairwise_distance"),
@@ -73,6 +76,13 @@ def is_nonlinear(role: Role | None, args: Any) -> bool:
     """
     root = len(args) > 1 and isinstance(args[1], float | int) and args[1] < 1
     return role is Role.NONLINEAR or (role is Role.POWER and not root)
+
+
+def name_exponential(name: str, args: Any) -> str:
+    """Return the name of the exponential that a power of e or 2 is, one of BASES; nothing for another function."""
+    base, exponent = args[::-1] if name == "__rpow__" else args
+    is_number = isinstance(base, float | int) and not isinstance(exponent, float | int)
+    return next((one for one, known in BASES.items() if is_number and base == known), "")
 
 
 def guards_norm(name: str, args: Any, kwargs: Any, changes: tuple[str, ...]) -> bool:

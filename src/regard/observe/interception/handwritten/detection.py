@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.observe.interception.function_roles import Role, infer_role, strip_affixes
+from regard.observe.interception.function_roles import POWERS, Role, infer_role, name_exponential, strip_affixes
 from regard.observe.interception.handwritten.added_scores import SUM, count_functions_of_sum
 from regard.observe.interception.handwritten.ancestor_search import find_pair, has_tokens, is_residual
 from regard.observe.interception.handwritten.divided_exponentials import (
@@ -78,6 +78,8 @@ class HandwrittenTracker(ProductTracker):
         """Follow a function; return the call of attention that it completes, or None."""
         if is_maximum_of_two(name, args, kwargs):
             name, role = "maximum", infer_role("maximum")
+        if name in POWERS and len(args) == 2 and (power := name_exponential(name, args)):
+            name, role, args = power, Role.NONLINEAR, tuple(x for x in args if isinstance(x, Tensor))
         if name == "normalize" and self.has_exponentials:
             role = Role.MULTIPLY  # by one over the sum, perhaps
         if strip_affixes(name) == "index_put":

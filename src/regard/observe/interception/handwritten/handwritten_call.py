@@ -19,6 +19,7 @@ from regard.map.scored_matrix import IDENTITY
 from regard.mechanism.scores import score_dtype
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, build_plain_call
 from regard.observe.interception.distributed_tensors import RankSplit, distribute_like, find_split, take_local
+from regard.observe.interception.function_roles import BASES
 from regard.observe.interception.handwritten.attention_free import TableQuotient
 from regard.observe.interception.handwritten.axis_groups import Groups, describe_choice, find_groups
 from regard.observe.interception.handwritten.edge_call import GRAPH, EdgeSum, build_edge_matrix
@@ -268,7 +269,7 @@ def build_call(
     if trace.keys is not None and set(table.expand_axes(trace.keys)) != set(groups.keys):
         raise NoSoftmaxError("its softmax is not over the keys that the values are summed over")
     functions = (trace.function,) if trace.activated is None else (trace.function, *trace.activated.functions)
-    has_exponentials = any(one.startswith("exp") for one in functions)
+    has_exponentials = any(one in BASES for one in functions)
     is_exponential = has_exponentials and not trace.extent  # unlike that of a log_softmax
     if has_running_maximum(trace) and not (matrix.any() and has_unit_rows(matrix, trace.eps)):
         raise UnreadableError(BLOCKS)
@@ -304,7 +305,7 @@ def build_call(
 def has_running_maximum(trace: Trace) -> bool:
     """Return whether weights are exp(s - maximum(a, b)), with a maximum so far, as in a loop over blocks of keys."""
     changes = set(trace.changes)
-    steps = ("maximum", "fmax"), ("sub", "subtract"), ("exp", "exp2", "special_exp2")
+    steps = ("maximum", "fmax"), ("sub", "subtract"), BASES
     return trace.form is None and not trace.extent and all(changes.intersection(one) for one in steps)
 
 

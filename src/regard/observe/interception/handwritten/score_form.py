@@ -1,5 +1,6 @@
 """The formula of followed scores: the product of two tensors, and the steps that scaled, bounded, shifted and masked it."""
 
+import math
 from collections.abc import Hashable
 from enum import Enum, auto
 from typing import Any, NamedTuple
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.mechanism.scores import score_dtype
-from regard.observe.interception.function_roles import strip_affixes
+from regard.observe.interception.function_roles import BASES, strip_affixes
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct
 from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims, find_permutation
 from regard.observe.interception.lookups import PERMUTES_AXES
@@ -31,7 +32,7 @@ MOVERS = {  # functions that move entries, so that an axis is no longer that of 
     *("unfold", "fold", "as_strided", "diagonal", "diag_embed", "masked_select", "copy", "permute_copy", "constant_pad_nd"),
 }
 CHOOSES_BY_VALUE = {"sort", "msort", "argsort", "topk"}  # those of them that put entries in an order of their values
-KEEPING = VIEWS | SAME | {"expand", "broadcast_to", "expand_as", "getitem", "log_softmax", "exp"}  # the softmax is the same
+KEEPING = VIEWS | SAME | {"expand", "broadcast_to", "expand_as", "getitem", "log_softmax"}  # the softmax is the same
 
 
 class StepKind(Enum):
@@ -173,6 +174,8 @@ def extend_form(
         return form
     if core == "tanh":
         return form.add_step(StepKind.TANH)
+    if core in BASES:  # the weights are those of a softmax of scores times the logarithm of the base
+        return form if core == "exp" else form.add_step(StepKind.MULTIPLY, math.log(BASES[core]))
     if core == "cumsum":
         axis = kwargs.get("dim", args[1] if len(args) > 1 else None)
         return form.add_step(StepKind.CUMSUM, None, (dims[axis],)) if type(axis) is int else None
