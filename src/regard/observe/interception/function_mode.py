@@ -20,6 +20,8 @@ from regard.observe.interception.function_wrappers import classify_function, may
 from regard.observe.interception.handwritten.detection import HandwrittenTracker
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
 from regard.observe.interception.handwritten.handwritten_call import read_call as read_handwritten_call
+from regard.observe.interception.handwritten.joined_blocks import read_calls as read_blocked_calls
+from regard.observe.interception.handwritten.key_blocks import KeyBlock
 from regard.observe.interception.handwritten.loop_recurrence import can_read_loop, name_kernel, read_loop
 from regard.observe.interception.handwritten.loop_tracker import LoopTracker, may_start_loop
 from regard.observe.interception.handwritten.undivided_contexts import UndividedContexts
@@ -36,6 +38,7 @@ from regard.observe.interception.thread_state import (
     InterceptionPause,
     change_recurrence,
     dispatch_call,
+    dispatch_ended,
     explain_error,
     list_owners,
     report_missed,
@@ -154,6 +157,8 @@ class AttentionFunctionMode(TorchFunctionMode):
             self.follow_loops(frames, func, name, role, args, kwargs, outputs)
         if self.tracker.linear.found:
             self.follow_linear(func, name, args, kwargs, outputs)
+        if self.tracker.blocks.rows:
+            self.follow_blocks(func, name, args, kwargs, outputs)
         if kernel:
             report_missed(name, BY_ITSELF)
         elif wrapper is None and (
@@ -219,6 +224,13 @@ class AttentionFunctionMode(TorchFunctionMode):
         except Exception:
             self.tracker.linear.contexts.clear()
 
+    def follow_blocks(self, *call: Any) -> None:
+        """Follow the contexts of blocks of keys. A failure must not stop the model: the blocks are then not joined."""
+        try:
+            self.tracker.blocks.follow_function(*call)
+        except Exception:
+            self.tracker.blocks.contexts.clear()
+
     def follow_loops(self, frames: list[ModuleFrame], func: Any, name: str, role: Role | None, *call: Any) -> None:
         """Follow the states of loops. A failure must not stop the model: it is reported if a loop was followed."""
         try:
@@ -247,6 +259,11 @@ class AttentionFunctionMode(TorchFunctionMode):
             dispatch_call(found.kernel, lambda: None, found.read)
             if found.roots:
                 self.tracker.used.add_call(found.roots, list_owners(), STATE.frames)
+
+    def read_blocks(self, frame: ModuleFrame) -> None:
+        """Pass the calls that blocks of keys amount to, of a module that ends, to the watchers that record."""
+        for component in self.tracker.blocks.take_rows(frame):
+            dispatch_ended(component[0].blocks[0].call.kernel, partial(read_blocked_calls, component))
 
     def change_linear(self, result: Tensor) -> Tensor:
         """Return the output of linear attention that a function has just completed as interventions change it."""
@@ -289,11 +306,16 @@ class AttentionFunctionMode(TorchFunctionMode):
 
     def intercept_handwritten(self, call: HandwrittenCall, result: Tensor) -> Tensor:
         """Intercept attention that is written out by hand, whose last product has just been computed."""
-        kernel, undivided, postponed = f"by hand: {call.steps}", [], []
+        kernel, undivided = f"by hand: {call.steps}", []
+        postponed: list[AttentionCall | RecurrenceCall] = []
 
         def read_call() -> tuple[AttentionCall | RecurrenceCall, CallAdapter]:
             found, adapter = read_handwritten_call(call, self.tracker.table, result)
             layer = STATE.frames[-1].layer
+            if adapter.block is not None:
+                adapter.postpone = partial(self.postpone_block, adapter.block)
+                postponed.append(found)
+                return found, adapter
             if layer is not None:
                 layer.add_call(STATE.frames[-1], call.trace, found, adapter, result, (self.tracker, self.tracker.used))
             if isinstance(found, AttentionCall) and adapter.divisor is not None:
@@ -311,6 +333,11 @@ class AttentionFunctionMode(TorchFunctionMode):
             self.tracker.used.add_call(call.trace.roots, owners, STATE.frames)
         self.weight_steps.forget(call.tensor)
         return context
+
+    def postpone_block(self, block: KeyBlock, call: AttentionCall, result: Tensor) -> None:
+        """Keep a block of keys until its module ends."""
+        with disable_modes():
+            self.tracker.blocks.add(STATE.frames[-1], block, result)
 
     def postpone_call(self, places: Tensor, roots: int, call: RecurrenceCall, result: Tensor) -> None:
         """Keep a call of activated scores, whose result may be divided, until its module ends."""

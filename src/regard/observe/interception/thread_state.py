@@ -212,6 +212,7 @@ def pop_frame(frame: ModuleFrame) -> None:
             STATE.mode.positions.clear()
             STATE.mode.layers.clear()
             STATE.mode.tracker.linear.clear()
+            STATE.mode.tracker.blocks.clear()
             STATE.mode.weight_steps.restart(is_active=False)
         if not STATE.keeps_mode:
             remove_mode()
@@ -274,7 +275,9 @@ def dispatch_call(
         return result
     with InterceptionPause():
         if isinstance(call, AttentionCall):
-            result = call_next(STATE.watchers.copy(), call, adapter)
+            result = (
+                call_next(STATE.watchers.copy(), call, adapter) if adapter.postpone is None else change_block(call, adapter)
+            )
             if STATE.mode is not None and STATE.mode.positions.stored:
                 STATE.mode.follow_positions(STATE.mode.positions.follow_call, call, adapter, result)
             return result
@@ -285,6 +288,38 @@ def dispatch_call(
         else:
             adapter.postpone(call, result)
         return result
+
+
+def change_block(call: AttentionCall, adapter: CallAdapter) -> Any:
+    """Return what the caller of a block of keys gets, with the changes of interventions; its recording is postponed."""
+    watchers = [one for one in STATE.watchers if one.can_change_calls]
+    for watcher in watchers if adapter.unchanged else []:
+        name = find_name(watcher)
+        if name is not None:
+            watcher.report_missed(MissedCall(call.kernel, name, adapter.unchanged))
+    result = adapter.run() if adapter.unchanged else call_next(watchers, call, adapter)
+    assert adapter.postpone is not None
+    adapter.postpone(call, result)
+    return result
+
+
+def dispatch_ended(kernel: str, read_calls: Callable[[], list[AttentionCall]]) -> None:
+    """Pass calls that have run in a module that ends to the watchers that record; report them if they cannot be read."""
+    if not STATE.is_active:
+        return
+    watchers = [one for one in STATE.watchers if not one.can_change_calls]
+    with InterceptionPause():
+        try:
+            with disable_modes(), torch.no_grad():
+                calls = read_calls()
+        except Exception as error:  # an unreadable call must not stop the model
+            for watcher in watchers:
+                name = find_name(watcher)
+                if name is not None:
+                    watcher.report_missed(MissedCall(kernel, name, explain_error(error)))
+            return
+        for call in calls:
+            call_next(watchers.copy(), call, CallAdapter(lambda: None))
 
 
 def change_recurrence(call: RecurrenceCall, adapter: CallAdapter) -> tuple[RecurrenceCall, CallAdapter]:

@@ -1,4 +1,4 @@
-"""Loops over blocks of keys: an online softmax is missed, and an intervention warns of it."""
+"""Loops over blocks of keys: an online softmax is recorded as one call, and an intervention warns of it."""
 
 import warnings
 
@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 import regard
-from observe.interception.handwritten.handwritten_attention import CAUSAL, B, C, Own, T, scores
-from observe.recording_checks import record_and_compare
-from regard.observe.interception.handwritten.handwritten_call import BLOCKS
+from observe.interception.handwritten.handwritten_attention import CAUSAL, B, C, D, H, Own, T, scores
+from observe.recording_checks import assert_equal, compute_weights, record_and_compare
+from regard.observe.interception.handwritten.joined_blocks import UNORDERED
+from regard.observe.interception.handwritten.key_blocks import BLOCKS, OTHERWISE
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -28,23 +29,226 @@ def compute_online_softmax(q: Tensor, k: Tensor, v: Tensor, take_maximum, size: 
     return context / sums
 
 
-LOOPS = {
-    "torch.maximum": lambda q, k, v: compute_online_softmax(q, k, v, torch.maximum),
-    "torch.max": lambda q, k, v: compute_online_softmax(q, k, v, torch.max),
-    "causal": lambda q, k, v: compute_online_softmax(q, k, v, torch.maximum, is_causal=True),
-    "one block": lambda q, k, v: compute_online_softmax(q, k, v, torch.maximum, size=T),
+def loop_over_tiles(q: Tensor, k: Tensor, v: Tensor, rows: int = 3, size: int = 2) -> Tensor:
+    """The same for each tile of queries, which skips later keys, into a buffer (Dao 2023)."""
+    context = torch.zeros_like(v)
+    for first in range(0, T, rows):
+        tile = slice(first, first + rows)
+        own = q[:, :, tile]
+        largest, sums = torch.full(own.shape[:3], -torch.inf), torch.zeros(own.shape[:3])
+        added = torch.zeros_like(v[:, :, tile])
+        for start in range(0, min(first + rows, T), size):
+            block = slice(start, start + size)
+            part = scores(own, k[:, :, block]).masked_fill(~CAUSAL[tile, block], -torch.inf)
+            new = torch.maximum(largest, part.max(-1).values)
+            weights, decay = torch.exp(part - new[..., None]), torch.exp(largest - new)
+            sums, largest = decay * sums + weights.sum(-1), new
+            added = decay[..., None] * added + torch.einsum("bhqk,bhkd->bhqd", weights, v[:, :, block])
+        context[:, :, tile] = added / sums.unsqueeze(-1)
+    return context
+
+
+def loop_over_keys_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Blocks shifted by their own maximum, and a context that is divided by the sums so far (Dao et al. 2022)."""
+    tiles = (q * q.shape[-1] ** -0.5).split(2, 2)
+    contexts, sums = [torch.zeros_like(one) for one in tiles], [torch.zeros(*one.shape[:3], 1) for one in tiles]
+    largest = [torch.full_like(one, -1e10) for one in sums]
+    for keys, values in zip(k.split(3, 2), v.split(3, 2), strict=True):
+        for n, own in enumerate(tiles):
+            part = torch.einsum("...id,...jd->...ij", own, keys)
+            top = part.max(-1, keepdim=True).values
+            weights = torch.exp(part - top)
+            new = torch.maximum(top, largest[n])
+            before, now = torch.exp(largest[n] - new), torch.exp(top - new)
+            total = before * sums[n] + now * weights.sum(-1, keepdim=True)
+            contexts[n] = sums[n] / total * before * contexts[n] + now / total * (weights @ values)
+            sums[n], largest[n] = total, new
+    return torch.cat(contexts, 2)
+
+
+def loop_without_maximum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Sums of exponentials of blocks that nothing shifts."""
+    parts = [scores(q, keys).exp() for keys in k.split(2, 2)]
+    context = sum(part @ values for part, values in zip(parts, v.split(2, 2), strict=True))
+    return context / sum(part.sum(-1, keepdim=True) for part in parts)
+
+
+def loop_in_place(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Parts of buffers that are written into, as in a kernel."""
+    context, sums, largest = torch.zeros_like(v), torch.zeros(*q.shape[:3], 1), torch.full((*q.shape[:3], 1), -torch.inf)
+    tiles = zip(*(x.split(3, 2) for x in (q, context, sums, largest)), strict=True)
+    for own, added, total, top in tiles:
+        for keys, values in zip(k.split(2, 2), v.split(2, 2), strict=True):
+            part = scores(own, keys)
+            new = torch.maximum(part.amax(-1, keepdim=True), top)
+            weights, decay = torch.exp(part - new), torch.exp(top - new)
+            added.mul_(decay).add_(weights @ values)
+            total.mul_(decay).add_(weights.sum(-1, keepdim=True))
+            top.copy_(new)
+        added.div_(total)
+    return context
+
+
+def divide_at_the_end(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Sums of all tiles in one buffer, which is divided when all blocks have been added."""
+    context, sums, largest = torch.zeros_like(v), torch.zeros(*q.shape[:3], 1), torch.full((*q.shape[:3], 1), -torch.inf)
+    for start in range(0, T, 2):
+        keys, values = k[:, :, start : start + 2], v[:, :, start : start + 2]
+        for first in range(0, T, 3):
+            tile = slice(first, first + 3)
+            part, before = scores(q[:, :, tile], keys), largest[:, :, tile].clone()
+            new = torch.maximum(before, part.amax(-1, keepdim=True))
+            weights, decay = torch.exp(part - new), torch.exp(before - new)
+            sums[:, :, tile] = sums[:, :, tile] * decay + weights.sum(-1, keepdim=True)
+            context[:, :, tile] = context[:, :, tile] * decay + weights @ values
+            largest[:, :, tile] = new
+    return context / sums
+
+
+def divide_joined_tiles(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Lists of the sums of tiles, which are divided when they are joined."""
+    contexts, totals = [], []
+    for own in q.split(3, 2):
+        largest, sums, context = torch.full((*own.shape[:3], 1), -torch.inf), 0, 0
+        for keys, values in zip(k.split(2, 2), v.split(2, 2), strict=True):
+            part = scores(own, keys)
+            new = torch.maximum(largest, part.amax(-1, keepdim=True))
+            weights, decay = torch.exp(part - new), torch.exp(largest - new)
+            sums, context, largest = sums * decay + weights.sum(-1, keepdim=True), context * decay + weights @ values, new
+        contexts.append(context)
+        totals.append(sums)
+    return torch.cat(contexts, 2) / torch.cat(totals, 2)
+
+
+def add_decays(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """ALiBi in blocks."""
+    places = torch.arange(T).double()
+    slopes = torch.tensor([0.5, 0.25, 0.125]).view(H, 1, 1)
+    largest, sums, context = torch.full((B, H, T, 1), -1e30), 0, torch.zeros_like(v)
+    for start in range(0, T, 2):
+        block = slice(start, start + 2)
+        part = scores(q, k[:, :, block]) - slopes * (places[:, None] - places[block]).abs()
+        new = torch.maximum(largest, part.amax(-1, keepdim=True))
+        weights, decay = (part - new).exp(), (largest - new).exp()
+        sums, context, largest = sums * decay + weights.sum(-1, keepdim=True), context * decay + weights @ v[:, :, block], new
+    return context / sums
+
+
+DECAYS = -torch.tensor([0.5, 0.25, 0.125]).view(H, 1, 1) * (torch.arange(T).double()[:, None] - torch.arange(T)).abs()
+LOOPS = {  # with who sees whom, and what is added to the scores
+    "torch.maximum": (lambda q, k, v: compute_online_softmax(q, k, v, torch.maximum), None, None),
+    "torch.max": (lambda q, k, v: compute_online_softmax(q, k, v, torch.max), None, None),
+    "causal": (lambda q, k, v: compute_online_softmax(q, k, v, torch.maximum, is_causal=True), CAUSAL, None),
+    "one block": (lambda q, k, v: compute_online_softmax(q, k, v, torch.maximum, size=T), None, None),
+    "tiles of queries": (loop_over_tiles, CAUSAL, None),
+    "keys first": (loop_over_keys_first, None, None),
+    "divided at the end": (divide_at_the_end, None, None),
+    "divided when joined": (divide_joined_tiles, None, None),
+    "no maximum": (loop_without_maximum, None, None),
+    "decays": (add_decays, None, DECAYS),
 }
 
 
-@pytest.mark.parametrize("form", LOOPS.values(), ids=LOOPS)
-def test_an_online_softmax_is_missed_and_an_intervention_says_that_it_has_no_effect(form):
-    model = nn.Sequential(Own(form))
-    recording, _ = record_and_compare(model, lambda m: m(torch.randn(B, T, C)), missing=True)
+class Attention(Own):
+    """A form whose queries and keys are kept."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.q, self.k, _ = self.project(x).detach().unflatten(-1, (3, H, D)).permute(2, 0, 3, 1, 4)
+        return super().forward(x)
+
+
+def assert_one_exact_map(form, visible: Tensor | None, bias: Tensor | None) -> None:
+    model = nn.Sequential(Attention(form))
+    recording, _ = record_and_compare(model, lambda m: m(torch.randn(B, T, C)), keep="values")
+    assert len(recording.calls) == 1
+    expected = compute_weights(model[0].q, model[0].k, visible, bias)
+    assert_equal(recording.map(0).dense(), expected)
+    assert_equal(recording.values(0), model[0].values)
+    assert not [one for one in recording.notes if "do not sum" in one]
+
+
+@pytest.mark.parametrize(("form", "visible", "bias"), LOOPS.values(), ids=LOOPS)
+def test_a_loop_over_blocks_of_keys_is_recorded_as_one_call(form, visible, bias):
+    assert_one_exact_map(form, visible, bias)
+
+
+def test_a_loop_over_blocks_of_buffers_is_recorded_as_one_call():
+    with torch.no_grad():
+        assert_one_exact_map(loop_in_place, None, None)
+
+
+def test_a_loop_over_blocks_of_bounded_scores_is_recorded_as_one_call():
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        largest, sums, context = torch.full((B, H, T, 1), -1e30), 0, 0
+        for keys, values in zip(k.split(2, 2), v.split(2, 2), strict=True):
+            part = 0.5 * torch.tanh(scores(q, keys) / 0.5)
+            new = torch.maximum(largest, part.amax(-1, keepdim=True))
+            weights, decay = torch.exp(part - new), torch.exp(largest - new)
+            sums, context, largest = sums * decay + weights.sum(-1, keepdim=True), context * decay + weights @ values, new
+        return context / sums
+
+    model = nn.Sequential(Attention(attend))
+    recording, _ = record_and_compare(model, lambda m: m(torch.randn(B, T, C)))
+    assert_equal(recording.map(0).dense(), (0.5 * torch.tanh(scores(model[0].q, model[0].k) / 0.5)).softmax(-1))
+
+
+def forget_to_rescale(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """An online softmax with the mistake that learners make: what was added up keeps its old maximum."""
+    largest, sums, context = torch.full((B, H, T, 1), -1e30), 0, torch.zeros_like(v)
+    for start in range(0, T, 2):
+        part = scores(q, k[:, :, start : start + 2])
+        new = torch.maximum(largest, part.amax(-1, keepdim=True))
+        weights = (part - new).exp()
+        sums, context, largest = sums + weights.sum(-1, keepdim=True), context + weights @ v[:, :, start : start + 2], new
+    return context / sums
+
+
+def take_every_second_key(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """A loop over keys that are not side by side."""
+    largest, sums, context = torch.full((B, H, T, 1), -1e30), 0, torch.zeros_like(v)
+    for start in range(2):
+        part = scores(q, k[:, :, start::2])
+        new = torch.maximum(largest, part.amax(-1, keepdim=True))
+        weights, decay = (part - new).exp(), (largest - new).exp()
+        sums, context, largest = (
+            sums * decay + weights.sum(-1, keepdim=True),
+            context * decay + weights @ v[:, :, start::2],
+            new,
+        )
+    return context / sums
+
+
+@pytest.mark.parametrize(
+    ("form", "reason"), [(forget_to_rescale, OTHERWISE), (take_every_second_key, UNORDERED.format("keys"))]
+)
+def test_a_loop_that_is_no_softmax_over_blocks_side_by_side_is_missed(form, reason):
+    recording, _ = record_and_compare(nn.Sequential(Own(form)), lambda m: m(torch.randn(B, T, C)), missing=True)
     assert not recording.calls
-    assert {one.reason for one in recording.missed} == {BLOCKS}
+    assert {one.reason for one in recording.missed} == {reason}
+
+
+def test_blocks_that_are_divided_one_by_one_have_maps_of_their_own():
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        contexts = []
+        for keys, values in zip(k.split(2, 2), v.split(2, 2), strict=True):
+            weights = (scores(q, keys) - scores(q, keys).amax(-1, keepdim=True)).exp()
+            contexts.append(weights @ values / weights.sum(-1, keepdim=True))
+        return sum(contexts)
+
+    model = nn.Sequential(Attention(attend))
+    recording, _ = record_and_compare(model, lambda m: m(torch.randn(B, T, C)))
+    assert len(recording.calls) == 3
+    for call, keys in zip(recording.calls, model[0].k.split(2, 2), strict=True):
+        assert_equal(call.map.dense(), compute_weights(model[0].q, keys))
+
+
+def test_an_online_softmax_that_an_intervention_should_change_stays_with_a_warning():
+    model = nn.Sequential(Own(LOOPS["causal"][0]))
+    x = torch.randn(B, T, C)
+    plain = model(x)
     told = pytest.warns(UserWarning, match="KnockOut of layer 0 was not applied: 0: its exponentials are shifted by a running")
     with torch.no_grad(), told, regard.intervene(model, regard.KnockOut(layer=0)):
-        model(torch.randn(B, T, C))
+        assert torch.equal(model(x), plain)
 
 
 @pytest.mark.parametrize("take_maximum", [lambda s: s.amax(-1, keepdim=True), lambda s: s.max(-1, keepdim=True)[0]])
@@ -60,7 +264,7 @@ def test_a_softmax_that_is_shifted_by_the_maximum_of_its_rows_is_recorded(take_m
 
 def test_an_intervention_warns_of_calls_of_a_changed_module_that_are_missed():
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return scores(q, k).softmax(-1) @ v + LOOPS["causal"](q, k, v)
+        return scores(q, k).softmax(-1) @ v + LOOPS["causal"][0](q, k, v)
 
     model = nn.Sequential(Own(attend))
     with torch.no_grad(), warnings.catch_warnings(record=True) as said:

@@ -28,6 +28,7 @@ from regard.observe.interception.handwritten.edge_softmax import EDGE_SUMS
 from regard.observe.interception.handwritten.einsum_products import EinsumProducts, split_einsum
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
 from regard.observe.interception.handwritten.head_mixing import describe_mixing, has_projection, is_head_mixing
+from regard.observe.interception.handwritten.key_blocks import MAXIMA
 from regard.observe.interception.handwritten.labelled_product import separate_entry_factors
 from regard.observe.interception.handwritten.moved_entries import (
     fills_followed,
@@ -184,6 +185,9 @@ class HandwrittenTracker(ProductTracker):
         else:
             others = [x for x in tensors if x.is_floating_point() and self.find(x) is None and has_tokens(frames[-1], x)]
             x, trace = max(traced, key=lambda one: (one[1].kind, one[1].form is not None))
+            shifted = find_shifted(role, traced, results[0])
+            if shifted is not None:
+                x, trace = shifted[0], shifted[1]._replace(changes=(*shifted[1].changes, trace.function))
             if len(traced) > 1:
                 pairs = any(one.pairs for _, one in traced)
                 size = results[0].numel() if name in JOINS else max(one.size for _, one in traced)
@@ -280,6 +284,16 @@ class HandwrittenTracker(ProductTracker):
             if trace.kind is TraceKind.SCORES and trace.pairs and not plain:
                 trace = trace._replace(kind=TraceKind.WEIGHTS, function=type(child).__name__, size=y.numel())
             self.follow(y, trace)
+
+
+def find_shifted(role: Role | None, traced: list[Traced], y: Tensor) -> Traced | None:
+    """Return the scores from which y subtracts a maximum so far of each row, as in a loop over blocks of keys, if it does."""
+    if role is not Role.ADD or len(traced) != 2:
+        return None
+    known = [one for one in traced if one[1].form is not None and one[0].shape == y.shape]
+    scores = [one for one in known if one[1].kind is TraceKind.SCORES or one[1].function == "tanh"]
+    others = [one for _, one in traced if one.kind is TraceKind.WEIGHTS and one.function in MAXIMA]
+    return scores[0] if len(scores) == len(others) == 1 else None
 
 
 def list_followable(result: Any) -> list[Tensor]:

@@ -24,6 +24,7 @@ from regard.observe.interception.handwritten.attention_free import TableQuotient
 from regard.observe.interception.handwritten.axis_groups import Groups, describe_choice, find_groups
 from regard.observe.interception.handwritten.edge_call import GRAPH, EdgeSum, build_edge_matrix
 from regard.observe.interception.handwritten.edge_softmax import EDGE_SUMS
+from regard.observe.interception.handwritten.key_blocks import BLOCKS, find_block, has_running_maximum
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct
 from regard.observe.interception.handwritten.picked_call import build_picked_call, find_picked_groups, is_picked
 from regard.observe.interception.handwritten.row_comparison import (
@@ -43,10 +44,6 @@ from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.thread_state import STATE
 
-BLOCKS = (
-    "its exponentials are shifted by a running maximum: it is a sum over blocks of keys in a loop, as of an online softmax, "
-    "whose rows are not known until the last block"
-)
 UNFOLLOWED = "its weights are multiplied with the values in a way that is not followed, such as a loop over keys"
 OVERWRITTEN = "its weights or its values were overwritten before their products were summed"
 OWN_KEYS = "each query has keys and values of its own, as in attention over windows"
@@ -174,7 +171,10 @@ def read_grouped_call(
 
     call.has_dropped_weights = weights.undropped is not None
     adapter = CallAdapter(lambda: result, read_context, write_context, is_reversible=total is None, weights=matrix)
-    if call.has_stored_weights:
+    if not call.has_stored_weights:
+        adapter.block = find_block(STATE.frames, table, weights, groups, dims, call, total is None)
+        adapter.unchanged = BLOCKS if adapter.block is not None and adapter.block.has_running_maximum else ""
+    else:
         adapter.change_weights = change
         adapter.plain_call = build_plain_call(matrix, v, kernel=call.kernel, can_use_cache=call.can_use_cache)
     if total is not None and not call.note:
@@ -271,7 +271,8 @@ def build_call(
     functions = (trace.function,) if trace.activated is None else (trace.function, *trace.activated.functions)
     has_exponentials = any(one in BASES for one in functions)
     is_exponential = has_exponentials and not trace.extent  # unlike that of a log_softmax
-    if has_running_maximum(trace) and not (matrix.any() and has_unit_rows(matrix, trace.eps)):
+    is_part = is_exponential and has_running_maximum(trace)
+    if is_part and trace.form is None and not (matrix.any() and has_unit_rows(matrix, trace.eps)):
         raise UnreadableError(BLOCKS)
     divisor = None if not is_exponential or has_unit_rows(matrix, trace.eps) else matrix.sum(-1, keepdim=True)
     if trace.form is not None:
@@ -283,7 +284,7 @@ def build_call(
                 call = resolve_form(trace.form.drop_sources(), table, groups, kernel, v)
                 difference = compare_rows(call, softmax, trace.eps, trace.may_differ_by_row)
             if difference is None:
-                with_sinks = add_sinks(call, matrix, trace) if divisor is not None and trace.changes else None
+                with_sinks = add_sinks(call, matrix, trace) if divisor is not None and trace.changes and not is_part else None
                 return (call, divisor) if with_sinks is None else (with_sinks, None)
             total = matrix.sum(-1, keepdim=True)
             is_softmax = has_exponentials or trace.activated is None  # else the weight of a single key may be anything
@@ -293,6 +294,8 @@ def build_call(
             reason = f"its formula differs from its weights by {difference:.2g}"
         except UnreadableError as error:
             reason = str(error)
+    if is_part and trace.form is not None:
+        raise UnreadableError(BLOCKS)
     weights, values, frames = product_call.tensor, product_call.values, STATE.frames
     if not (trace.pairs or groups.queries) and (title := name_windows(frames, weights, values, trace.extent)):
         if multiplies_tokens(frames[-1], weights):
@@ -300,13 +303,6 @@ def build_call(
         reason = "; ".join(filter(None, (reason, OWN_VALUES.format(title))))
         return replace(store_weights(trace, matrix, v, kernel, reason), is_cross=True), None
     return store_weights(trace, matrix, v, kernel, reason or describe_unknown(product_call)), None
-
-
-def has_running_maximum(trace: Trace) -> bool:
-    """Return whether weights are exp(s - maximum(a, b)), with a maximum so far, as in a loop over blocks of keys."""
-    changes = set(trace.changes)
-    steps = ("maximum", "fmax"), ("sub", "subtract"), BASES
-    return trace.form is None and not trace.extent and all(changes.intersection(one) for one in steps)
 
 
 def describe_unknown(product_call: HandwrittenCall) -> str:

@@ -31,6 +31,7 @@ MOVERS = {  # functions that move entries, so that an axis is no longer that of 
     *("sort", "msort", "argsort", "topk", "scatter", "scatter_add", "index_put", "setitem", "index_copy", "index_add", "pad"),
     *("unfold", "fold", "as_strided", "diagonal", "diag_embed", "masked_select", "copy", "permute_copy", "constant_pad_nd"),
 }
+REDUCES = {"max", "amax", "logsumexp", "special_logsumexp"}  # a row to one number, also a row of one entry
 CHOOSES_BY_VALUE = {"sort", "msort", "argsort", "topk"}  # those of them that put entries in an order of their values
 KEEPING = VIEWS | SAME | {"expand", "broadcast_to", "expand_as", "getitem", "log_softmax"}  # the softmax is the same
 
@@ -54,6 +55,7 @@ class ScoreStep(NamedTuple):
     dims: Dims = ()
     amount: float = 1.0
     source: "ScoreForm | None" = None  # the form of what is added, which is no product of queries and keys
+    is_own: bool = False  # whether what is added was made of the scores themselves, as their maximum
 
 
 class DistanceIndex(NamedTuple):
@@ -81,6 +83,16 @@ class ScoreForm(NamedTuple):
     def has_running_sum(self) -> bool:
         """Whether one of its steps is a running sum."""
         return any(step.kind is StepKind.CUMSUM for step in self.steps)
+
+    def mark_own(self) -> "ScoreForm":
+        """Return the form with its last step, if that adds a tensor, known to be made of the scores themselves."""
+        last = self.steps[-1]
+        is_shift = last.kind is StepKind.ADD and isinstance(last.operand, Tensor) and last.source is None
+        return self._replace(steps=(*self.steps[:-1], last._replace(is_own=True))) if is_shift else self
+
+    def drop_own(self) -> "ScoreForm":
+        """Return the form without what its steps add that was made of the scores themselves."""
+        return self._replace(steps=tuple(step for step in self.steps if not step.is_own))
 
     def drop_sources(self) -> "ScoreForm":
         """Return the form with what its steps add as it is, not as the products that it was made of."""
@@ -150,6 +162,8 @@ def follow_dims(
         return tuple(dims[n] for n in order)
     if core in ("expand", "broadcast_to", "expand_as"):
         return table.align(dims, y.shape) if y.numel() == x.numel() else None
+    if core in REDUCES:
+        return None
     if core in MOVERS and not (core == "setitem" and is_first):  # writing into a followed tensor moves none of its entries
         return None
     return table.align(dims, y.shape)

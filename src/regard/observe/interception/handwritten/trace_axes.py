@@ -47,6 +47,8 @@ def follow_axes(
             None if one is None else extend_form(table, one, name, args, kwargs, x, dims, other)
             for one in (trace.form, trace.relative)
         )
+        if form is not None and others and form.steps:
+            form = form.mark_own()
         has_edits = trace.has_edits or may_edit_scores(name, args, kwargs, x, y)
         changes = trace.changes if form is not None else changes
         return trace._replace(dims=dims, form=form, relative=relative, changes=changes, has_edits=has_edits)

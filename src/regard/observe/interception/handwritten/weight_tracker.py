@@ -11,6 +11,7 @@ from regard.observe.interception.handwritten.ancestor_search import find_ancesto
 from regard.observe.interception.handwritten.edge_call import find_edge_sum
 from regard.observe.interception.handwritten.entry_sources import drop_repeats, restore_keys
 from regard.observe.interception.handwritten.handwritten_call import OVERWRITTEN, HandwrittenCall
+from regard.observe.interception.handwritten.key_blocks import KeyBlocks
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct, label_entries, label_sum
 from regard.observe.interception.handwritten.product_roles import is_value, shares_values, sums_tokens
 from regard.observe.interception.handwritten.row_edits import keeps_numbers
@@ -33,11 +34,13 @@ class WeightTracker(ScoreTracker):
     def __init__(self) -> None:
         super().__init__()
         self.used = UsedWeights()
+        self.blocks = KeyBlocks(self.table)
 
     def clear(self) -> None:
         """Forget all followed tensors."""
         super().clear()
         self.used.clear()
+        self.blocks.clear()
 
     def follow_weighting(
         self, frames: list[ModuleFrame], name: str, tensors: list[Tensor], x: Tensor, trace: Trace, y: Tensor
@@ -45,7 +48,8 @@ class WeightTracker(ScoreTracker):
         """Follow the entrywise product of weights x with values; return whether there are any values."""
         if trace.kind is not TraceKind.WEIGHTS or strip_affixes(name) not in ("mul", "multiply", "addcmul"):
             return False
-        if any(gates_entries(frames[-1], trace, x, v) for v in tensors if v is not x):
+        is_rescaled = any(v in self.blocks.contexts for v in tensors)  # what a loop over blocks of keys has added up
+        if is_rescaled or any(gates_entries(frames[-1], trace, x, v) for v in tensors if v is not x):
             self.drop(y)
             return True
         if y.numel() <= trace.size and not trace.is_by_channel:
