@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from regard.mechanism import Causal, Documents, Everything, Given, Padding, Prefix, Steps, Window, attend, attention
     from regard.models import GPT2, GPT2Config
     from regard.observe.attention_changes import CutEdges, KnockOut, Patch, Temperature
-    from regard.observe.classify_heads import heads
     from regard.observe.compare import compare
     from regard.observe.deserialize import load
     from regard.observe.diffusion import word_heat_map
+    from regard.observe.head_classification import heads
     from regard.observe.interception.observer_op import register_attention
     from regard.observe.intervene import intervene
     from regard.observe.places import AudioFrames, PatchGrid
@@ -87,7 +87,7 @@ LAZY_NAMES = {  # the module of each name, imported when the name is first used:
     ),
     "regard.models": ("GPT2", "GPT2Config"),
     "regard.observe.attention_changes": ("CutEdges", "KnockOut", "Patch", "Temperature"),
-    "regard.observe.classify_heads": ("heads",),
+    "regard.observe.head_classification": ("heads",),
     "regard.observe.compare": ("compare",),
     "regard.observe.deserialize": ("load",),
     "regard.observe.diffusion": ("word_heat_map",),

@@ -10,7 +10,7 @@ from bounds import sum_bound
 from dense import Recorded, close
 from regard import AttentionMap, Causal, ConfigError, Documents, Padding, ShapeError, Window, record
 from regard.observe import detectors, patterns
-from regard.observe.classify_heads import heads
+from regard.observe.head_classification import heads
 from regard.observe.head_kinds import infer_kind
 from regard.observe.head_scores import SCORES
 from regard.observe.head_table import Head, find_score

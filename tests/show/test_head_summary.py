@@ -11,7 +11,7 @@ from observe.models import gpt2, words
 from regard import AttentionMap, ConfigError
 from regard.models import GPT2, GPT2Config
 from regard.observe import record
-from regard.observe.classify_heads import heads
+from regard.observe.head_classification import heads
 from regard.observe.head_kinds import ACTIONS, THRESHOLDS
 from regard.observe.head_table import Head, Heads
 from regard.show.head_figure import BINS, figure

@@ -24,7 +24,7 @@ from regard.cli.progress_bar import iterate_with_bar, show_bar
 from regard.errors import ConfigError
 from regard.mechanism.arguments import check_choice
 from regard.observe import Recording, record
-from regard.observe.classify_heads import classify_heads, describe_wordless_keys
+from regard.observe.head_classification import classify_heads, describe_wordless_keys
 from regard.observe.head_scores import SCORES, HeadOptions
 from regard.observe.head_table import Head, Heads, find_score
 from regard.observe.run import IMPLICIT, KINDS

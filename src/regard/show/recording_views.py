@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.errors import ConfigError
 from regard.observe import Recording
-from regard.observe.classify_heads import heads
+from regard.observe.head_classification import heads
 from regard.show.axis_words import AxisWords, find_word, get_axis_words, strip_markers
 from regard.show.color_scale import Log
 from regard.show.heat_map import render_heat_map, render_nan_note, wrap_sentence

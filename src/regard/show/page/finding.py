@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.observe import detectors, patterns
-from regard.observe.classify_heads import classify_heads
+from regard.observe.head_classification import classify_heads
 from regard.observe.head_kinds import MIN_SUPPORT, TELLING_KINDS
 from regard.observe.head_scores import HeadOptions
 from regard.observe.head_table import Head, quote_word

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from regard.observe.classify_heads import classify_heads, describe_wordless_keys
+from regard.observe.head_classification import classify_heads, describe_wordless_keys
 from regard.observe.head_kinds import RULES, TELLING_KINDS
 from regard.observe.head_scores import HeadOptions, define_user_scores
 from regard.observe.head_table import Head
