@@ -258,6 +258,26 @@ def test_positions_of_several_calls_of_one_visit_are_said_to_be_those_of_each():
     assert (found - model(x)).abs().max() < EQUAL
 
 
+@pytest.mark.parametrize("heads", [1, 2])
+def test_heads_of_a_loop_over_heads_are_said_to_be_those_of_each_call(heads):
+    class Loop(Parts):
+        def forward(self, x):
+            q, k, v = self.project(x).unflatten(-1, (3, H, D)).permute(2, 0, 3, 1, 4)
+            parts = [F.scaled_dot_product_attention(*one) for one in zip(*(y.split(heads, 1) for y in (q, k, v)), strict=True)]
+            return self.out(torch.cat(parts, 1).transpose(1, 2).flatten(2))
+
+    layer = Loop()
+    layer.num_heads = H
+    model, x = nn.Sequential(layer), torch.randn(B, T, C)
+    with (
+        pytest.warns(UserWarning, match=r"0 calls attention several times in one run.* heads"),
+        intervene(model, KnockOut(head=0)),
+    ):
+        model(x)
+    with intervene(model, KnockOut()):  # of every head
+        assert not model(x).any()
+
+
 def albert():
     torch.manual_seed(3)
     sizes = {"hidden_size": C - 3, "num_attention_heads": H, "intermediate_size": 11, "embedding_size": 8, "vocab_size": 101}

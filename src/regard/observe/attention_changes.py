@@ -291,13 +291,15 @@ class Patch(Change):
                 f"Patch needs a recorded map of the same shape: recorded {found.shape}, now {(b, h, q, k)}{after} in {name}."
             )
         values = share(functional.pad(v, (0, 0, places.first, behind)), h).to(found.device)
-        if places.first or behind:
-            are_missing = values.new_ones(1, 1, found.shape[3], 1)
-            are_missing[:, :, places.first : places.first + k] = 0
+        if places.first or behind or not call.has_all_values:
+            are_missing = functional.pad(find_missing_values(call), (0, 0, places.first, behind), value=1.0)
             chosen = slice(places.past, places.past + last + 1)
-            weights = (found @ are_missing.expand(b, h, -1, -1))[:, self.find_heads(call), chosen]
+            weights = (found @ are_missing.to(values).expand(b, h, -1, -1))[:, self.find_heads(call), chosen]
             if weights[:, :, self.mark_queries(q, places.past)[: last + 1]].any():
-                raise ConfigError(f"Patch has recorded weights on keys that {name} does not have now: choose other queries.")
+                raise ConfigError(
+                    f"Patch has recorded weights on keys that {name} does not have now, or whose values it did not gather: "
+                    "choose other queries."
+                )
         return found @ values
 
     def mark_queries(self, q: int, past: int) -> Tensor:
@@ -323,6 +325,14 @@ class Patch(Change):
         """Return the path of the block whose output was recorded as the residual stream after a layer, or None."""
         layer = find_recorded_layer(self.recording.last, name, number, "self", visit)
         return self.recording.last.find_histories(layer, "self", None)[0].block
+
+
+def find_missing_values(call: AttentionCall) -> Tensor:
+    """Return 1 for each key (b, h, k, 1) whose value a call does not have, since no query picked it, else 0."""
+    queries, keys = (torch.arange(x.shape[2], device=x.device) for x in (call.q, call.k))
+    if call.has_all_values:
+        return call.k.new_zeros(1, 1, len(keys), 1)
+    return (~call.mask.block(queries, keys, call.offset).any(2)).unsqueeze(-1).to(call.k.dtype)
 
 
 def refuse_steps(call: AttentionCall, name: str) -> None:

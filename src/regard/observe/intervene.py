@@ -18,6 +18,7 @@ from regard.observe.block_outputs import is_inside, watch_blocks
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
 from regard.observe.interception.handwritten.undivided_contexts import NEARLY
 from regard.observe.interception.handwritten.weight_steps import DIFFERENT
+from regard.observe.interception.head_counts import find_head_counts
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.thread_state import NextHandler
@@ -38,8 +39,8 @@ NO_SCORES = "its weights are stored as they are, and cannot be computed again fr
 DROPPED = "some of its weights were dropped after its softmax, and changed ones cannot be dropped alike"
 NO_GRADIENT = "its weights are stored as they are, and cannot be computed again with gradients{}"
 REPEATED = (
-    "calls attention several times in one run, as for parts of its input, and a change applied to each: its positions are "
-    "those of each call, and not of recording.map"
+    "calls attention several times in one run, as for parts of its input or of its heads, and a change applied to each: its "
+    "heads and positions are those of each call, and not of recording.map"
 )
 SCALED = (
     "what its rows are multiplied by after the product with the values, such as one over the sums of the weights, is that of "
@@ -283,7 +284,7 @@ class Intervention:
         if not meant:
             return proceed(call, adapter)
         calls = 0 if is_step else self.layer_numbers.visits.count_call(name, kind, place.visit)
-        if calls and any(getattr(one, "queries", None) is not None or getattr(one, "keys", None) is not None for one in meant):
+        if calls and any(depends_on_parts(change, call) for change in meant):
             self.repeated_modules.add(name)
         past = self.queries[1] if kind == "cross" and self.queries[0] == call.q.shape[2] else 0
         call = replace(call, visit=None if is_step else place.visit, past=past)
@@ -384,6 +385,14 @@ class Intervention:
             self.numbered.setdefault(change, place)
         if change not in self.applied_changes:
             self.applied_changes.append(change)
+
+
+def depends_on_parts(change: Change, call: AttentionCall) -> bool:
+    """Return whether a change is another one in a call of a part of the tokens or of the heads."""
+    has_places = getattr(change, "queries", None) is not None or getattr(change, "keys", None) is not None
+    stated = find_head_counts()[:1] if call.rank_part is None else []
+    has_all_heads = 1 < call.q.shape[1] >= max(stated, default=0)
+    return has_places or (change.head is not None and not has_all_heads)
 
 
 def return_weights(run: Callable[[], Any], changed: AttentionCall, adapter: CallAdapter) -> Any:

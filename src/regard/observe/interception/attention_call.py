@@ -59,6 +59,7 @@ class AttentionCall(CallArguments):
     has_stored_weights: bool = (
         False  # whether its bias is the logarithm of the caller's own weights, and its scores are not known
     )
+    has_all_values: bool = True  # whether the values of keys that no query sees are those of the model, not 0
     rank_part: RankPart | None = None  # which part of the model's call this is, if ranks share it
     parent_rows: Tensor | None = None  # each row's parent row in the previous step, if that was observed
     follows_cache: Callable[[], bool] = bool  # whether its keys are seen to be those of a cache with the new ones behind them

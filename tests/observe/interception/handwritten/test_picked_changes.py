@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard import CutEdges, KnockOut, Patch, Temperature, intervene, record
+from regard import ConfigError, CutEdges, KnockOut, Patch, Temperature, intervene, record
 
 B, H, T, D, PICKED = 2, 3, 9, 4, 4
 C = H * D
@@ -89,3 +89,14 @@ def test_weights_of_other_picked_keys_are_patched():
     expected = model.out((source.map(0).dense() @ values).transpose(1, 2).flatten(2))
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     assert recording.map(0).shape == source.map(0).shape
+
+
+def test_weights_on_keys_that_no_query_picked_are_not_patched():
+    model, x, other = TopK(), torch.randn(B, T, C), torch.randn(B, T, C)
+    model.project.weight.data[: 2 * C] *= 9  # all queries pick the same few keys
+    model.project.bias.data[: 2 * C] *= 99
+    with record(model) as source:
+        model(other)
+    told = pytest.raises(ConfigError, match="whose values it did not gather")
+    with told, intervene(model, Patch(recording=source)):
+        model(x)

@@ -56,7 +56,9 @@ def build_picked_call(
         f"it is {describe_choice(weights.changes)} attention: which keys each query chose is stored as a table, "
         f"{mask.nbytes:,} bytes; values of keys that none chose are 0"
     )
-    return replace(call, mask=Given.from_shared_table(mask), offset=0, note=note, can_use_cache=False), matrix
+    return replace(
+        call, mask=Given.from_shared_table(mask), offset=0, note=note, can_use_cache=False, has_all_values=False
+    ), matrix
 
 
 def find_picked_groups(picked: PickedKeys, table: AxisTable, own: Dims) -> Groups:
