@@ -311,6 +311,17 @@ def test_a_number_of_a_layer_of_the_encoder_and_one_of_the_decoder_is_refused():
         model(**inputs)
 
 
+def test_an_error_of_a_later_forward_says_which_one_it_is():
+    model = bart()
+    given = {"input_ids": words(1, 7), "decoder_input_ids": words(1, 3)}
+    with intervene(model, KnockOut(0)), torch.no_grad():
+        encoded = model.get_encoder()(given["input_ids"])
+        with pytest.raises(ConfigError, match=r"layer 0 is both .*encoder.* This is forward 2 in the block"):
+            model(encoder_outputs=encoded, decoder_input_ids=given["decoder_input_ids"])
+    with intervene(model, KnockOut(0)), pytest.raises(ConfigError, match=r"pass the path of one[^:]*$"):
+        model(**given)
+
+
 def test_what_is_no_change_and_what_names_no_head_is_refused():
     model = gpt2()
     with pytest.raises(ConfigError, match="KnockOut, CutEdges"), intervene(model, "KnockOut"):

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -109,6 +109,22 @@ def intervene(model: nn.Module, *changes: Change) -> Iterator[None]:
         warnings.warn(f"{name} {REPEATED}.", stacklevel=3)
 
 
+def state_forward(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Let ConfigErrors of a method of an intervention state which forward raised them, if others before it were changed."""
+
+    @wraps(method)
+    def call_and_state(self: "Intervention", *args: Any) -> Any:
+        try:
+            return method(self, *args)
+        except ConfigError as error:
+            if self.forwards > 1 and error not in self.stated_errors:
+                self.stated_errors.append(error)
+                error.args = (f"{error} This is forward {self.forwards} in the block: those before it ran with the changes.",)
+            raise
+
+    return call_and_state
+
+
 class Intervention:
     """A watcher that changes the calls of one model."""
 
@@ -128,6 +144,7 @@ class Intervention:
         self.missed: dict[str, str] = {}  # why calls stay unchanged, by the module that made them
         self.tracker = RunTracker(self.names, lambda _, x: x, self.report_missed)
         self.layer_numbers = self.tracker.layer_numbers
+        self.forwards, self.stated_errors = 0, list[ConfigError]()  # errors that state their forward
         self.queries = 0, 0  # of the last self-attention in this forward: their number, and the tokens before them
         self.numbered: dict[Change, LayerPlace] = {}  # the layer that the number of a change meant
         self.numbers: dict[tuple[str, str, int], set[int | None]] = {}  # of layers, by kind, module and visit
@@ -135,6 +152,7 @@ class Intervention:
     def start_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Start a forward, which numbers its layers."""
         self.tracker.start_forward(module, args, kwargs)
+        self.forwards += 1
         self.queries = 0, 0
 
     def select_targets(self, place: LayerPlace, kind: str) -> list[Change]:
@@ -171,6 +189,7 @@ class Intervention:
     def handle_generation(self, module: nn.Module, sequences: Tensor, prompts: int) -> None:
         """Do nothing when a generation ends."""
 
+    @state_forward
     def change_recurrence(self, call: RecurrenceCall, adapter: CallAdapter, name: str) -> tuple[RecurrenceCall, CallAdapter]:
         """Return a call of weights that are no softmax, and how it runs, with every change that applies to its layer."""
         plain, read = adapter.plain_call, adapter.context
@@ -207,8 +226,13 @@ class Intervention:
         for change in meant:
             self.report_applied(change, place)
         self.changed_modules.add(name)
-        changes = [partial(change.change_context, call=plain, name=name, number=number) for change in meant]
+        changes = [partial(self.change_context, change, plain, name, number) for change in meant]
         return call, replace(adapter, context_changes=(*adapter.context_changes, *reversed(changes)))
+
+    @state_forward
+    def change_context(self, change: Change, plain: AttentionCall, name: str, number: int, context: Tensor) -> Tensor:
+        """Return the context of a call without a softmax after a change of it."""
+        return change.change_context(context, plain, name, number)
 
     def select_changes(
         self, meant: list[Change], call: RecurrenceCall, plain: AttentionCall, name: str, number: int
@@ -267,6 +291,7 @@ class Intervention:
         ]
         return "; ".join(dict.fromkeys(reasons)) or self.layer_numbers.describe_layers(change.kind)
 
+    @state_forward
     def handle_call(self, call: AttentionCall, adapter: CallAdapter, name: str, proceed: NextHandler) -> Any:
         """Run the call with every change that applies to its layer.
 
@@ -367,6 +392,7 @@ class Intervention:
             self.missed[name] = reason
         return left
 
+    @state_forward
     def handle_block(self, block: str, output: Tensor, given: Tensor | None) -> Tensor | None:
         """Return the output (b, t, c) of a block with every patch of it; None if there is none."""
         found = output

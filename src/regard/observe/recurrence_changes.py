@@ -37,8 +37,9 @@ def follow_tokens(
         return plain, adapter
     (b, h, n, _), history = plain.q.shape, recorded.history
     keys = plain.k[:, :, :1].expand(b, h, history.total, 1)
-    plain = replace(plain, k=keys, v=history.join_values(), past=history.total - n)
-    return plain, replace(adapter, plain_call=plain, cut_entries=partial(subtract_entries, recorded.map, plain.v, found.gates))
+    values = history.join_values()
+    plain = replace(plain, k=keys, v=values, past=history.total - n)
+    return plain, replace(adapter, plain_call=plain, cut_entries=partial(subtract_entries, recorded.map, values, found.gates))
 
 
 def explain_impossible(change: Change, call: RecurrenceCall, plain: AttentionCall, changed: AttentionCall) -> str:

@@ -156,8 +156,9 @@ class RunTracker:
         history = history or ImplicitHistory(name)
         history.append_call(StoredRecurrence.copy_factors(found, store, self.step, graph))
         self.run.implicit_histories[key] = history
-        self.run.calls.append(ImplicitCall(history, history.stored_calls[-1]))
-        return self.run.calls[-1], found
+        recorded = ImplicitCall(history, history.stored_calls[-1])
+        self.run.calls.append(recorded)
+        return recorded, found
 
     def decide_run_by_state(self, key: HistoryKey, initial: Tensor | None) -> None:
         """Decide by its first recurrence whether a forward continues a run or begins a new one.
