@@ -188,3 +188,22 @@ def test_heads_whose_contexts_are_changed_before_they_are_joined_are_independent
     layer.o_proj = nn.Sequential(nn.Tanh(), nn.Linear(H * D, H * D), nn.Tanh())
     (checked,) = (one.what for one in examine(layer).checked if "independent" in one.what)
     assert checked.startswith("heads of queries and keys are independent")
+
+
+class Tempered(Heads):
+    """Scores times a learned temperature, one for all or one for each head, and a `factor` of no parameter."""
+
+    def __init__(self, sizes, temperature, factor):
+        super().__init__(lambda q, k, v: (q * self.temperature * factor, k, v))
+        self.temperature, self.norm = nn.Parameter(torch.full(sizes, temperature)), nn.LayerNorm(H * D)
+
+    def forward(self, x):
+        return super().forward(self.norm(x))
+
+
+@pytest.mark.parametrize("sizes", [(), (1,), (H, 1, 1)])
+def test_a_learned_temperature_is_no_wrong_scale_and_another_factor_is_one(sizes):
+    torch.manual_seed(0)
+    assert not examine(Tempered(sizes, 1.3, 1.0)).findings
+    for temperature, factor in ((1.3, D**-0.5), (1.0, 1.3)):
+        assert "wrong scale" in [one.kind for one in examine(Tempered(sizes, temperature, factor)).findings]

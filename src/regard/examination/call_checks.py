@@ -165,7 +165,7 @@ def is_scaled_by_all_heads(one: InnerCall) -> bool:
 
 def is_stated(one: InnerCall) -> bool:
     """Return whether a scale that is no known mistake is what the module states, or what a scaled rotation makes of it."""
-    if is_passed_for_cosines(one):
+    if is_passed_for_cosines(one) or is_learned(one):
         return True
     if is_mistake(one):
         return False
@@ -175,6 +175,15 @@ def is_stated(one: InnerCall) -> bool:
     if read_context_factor(one):
         return True
     return one.stated is not None and (is_near(found, one.stated) or (rotated and is_near(own, one.stated)))
+
+
+def is_learned(one: InnerCall) -> bool:
+    """Return whether 1 / √d times a scale that a parameter of the module holds, one for all or for each head, is the scale."""
+    own = (
+        [] if one.module is None else [x for x in one.module.parameters(recurse=False) if x.numel() in (1, one.call.q.shape[1])]
+    )
+    factor = get_scale(one) * one.width**0.5
+    return any(is_near(float(x.min()), factor) and is_near(float(x.max()), factor) for x in own)
 
 
 def read_context_factor(one: InnerCall) -> int:

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from regard.examination import call_checks, evidence, log_weights, matrix_checks, weight_formulas
+from regard.examination import call_checks, evidence, log_weights, matrix_checks, sink_reading, weight_formulas
 from regard.examination.case import Case
 from regard.examination.identify import formula, weight_reading
 from regard.examination.identify.match import Match
@@ -31,6 +31,10 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
         does = f"in {where or 'the layer'} {NORMS['logarithm']}"
         yield Finding("not normalised", does, CURE, 2.2, "softmax", where)
         return
+    does = "" if module is None else find_wrong_sinks(case, module)
+    if does:
+        yield Finding("wrong sinks", f"in the layer {does}", sink_reading.CURE, 2.2, "wrong sinks")
+        return
     if module is not None and any(case.recorded):
         mistakes = list(matrix_checks.check_matrices(module, lambda: case.subject.call(*inputs), case.recorded))
         if mistakes:
@@ -52,6 +56,15 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     if recorded is not None and replaced:
         results = [*(one for one in results if one not in replaced), recorded]
     yield from results
+
+
+def find_wrong_sinks(case: Case, module: nn.Module) -> str:
+    """Return what a layer that holds sinks does to them after its softmax, in words; "" if nothing, or it holds none."""
+    if not any("sink" in name for name, _ in module.named_parameters()) or case.weights_by_values is None:
+        return ""
+    best = weight_reading.get_double_case(case)
+    softmaxes, _ = matrix_checks.run_with_recorders(lambda: best.subject.call(*best.make_usual_inputs()), [])
+    return sink_reading.explain_sinks(module, case.weights_by_values, softmaxes)
 
 
 def find_named_formula(case: Case) -> Finding | None:

@@ -1,0 +1,94 @@
+"""Sinks that are renormalized away, cut off at the wrong end or applied after the softmax are named, and right ones are not."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from examination.wrong_calls import D, H, Rotary
+from regard.examination import examine
+
+
+class Sinks(Rotary):
+    """A sink for each head beside the scores, last; `make_weights` is given both."""
+
+    def __init__(self):
+        super().__init__()
+        self.sinks = nn.Parameter(torch.randn(H))
+
+    def make_weights(self, scores, sinks):
+        return torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
+
+    def attend(self, q, k, v):
+        t = q.shape[2]
+        scores = (q @ k.mT / D**0.5).masked_fill(torch.ones(t, t, dtype=torch.bool).triu(1), -torch.inf)
+        return self.make_weights(scores, self.sinks.view(1, H, 1, 1).expand(*scores.shape[:3], 1)) @ v
+
+
+class SinksRenormalized(Sinks):
+    def make_weights(self, scores, sinks):
+        return F.normalize(super().make_weights(scores, sinks), p=1, dim=-1)
+
+
+class FirstKeyCutOff(Sinks):
+    def make_weights(self, scores, sinks):
+        return torch.cat((scores, sinks), -1).softmax(-1)[..., 1:]
+
+
+class LastKeyCutOff(Sinks):
+    def make_weights(self, scores, sinks):
+        return torch.cat((sinks, scores), -1).softmax(-1)[..., :-1]
+
+
+class SinksAfterSoftmax(Sinks):
+    def make_weights(self, scores, sinks):
+        weights = scores.softmax(-1)
+        return weights / (weights.sum(-1, keepdim=True) + sinks.exp())
+
+
+class SinksFirst(Sinks):
+    def make_weights(self, scores, sinks):
+        return torch.cat((sinks, scores), -1).softmax(-1)[..., 1:]
+
+
+class SinksOfLogSumExp(Sinks):
+    def make_weights(self, scores, sinks):
+        return scores.softmax(-1) * (scores.logsumexp(-1, keepdim=True) - sinks).sigmoid()
+
+
+class HeadFactors(Sinks):
+    """A learned factor of each head, which is no sink."""
+
+    def __init__(self):
+        super().__init__()
+        self.factors = self.sinks
+        del self.sinks
+
+    def attend(self, q, k, v):
+        self.__dict__["sinks"] = self.factors
+        return super().attend(q, k, v)
+
+    def make_weights(self, scores, sinks):
+        return scores.softmax(-1) * sinks
+
+
+WRONG = {
+    SinksRenormalized: "divided by their sum again",
+    FirstKeyCutOff: "each value has the weight of another key",
+    LastKeyCutOff: "each value has the weight of another key",
+    SinksAfterSoftmax: "a factor of each head after the softmax",
+}
+
+
+@pytest.mark.parametrize("layer", WRONG)
+def test_what_is_done_to_sinks_after_the_softmax_is_named_first(layer):
+    torch.manual_seed(0)
+    (finding, *_) = examine(layer()).findings
+    assert finding.kind == "wrong sinks"
+    assert WRONG[layer] in finding.evidence
+
+
+@pytest.mark.parametrize("layer", [Sinks, SinksFirst, SinksOfLogSumExp, HeadFactors])
+def test_sinks_that_take_their_part_and_factors_of_heads_are_right(layer):
+    torch.manual_seed(0)
+    assert not examine(layer()).findings
