@@ -207,3 +207,17 @@ def test_a_learned_temperature_is_no_wrong_scale_and_another_factor_is_one(sizes
     assert not examine(Tempered(sizes, 1.3, 1.0)).findings
     for temperature, factor in ((1.3, D**-0.5), (1.0, 1.3)):
         assert "wrong scale" in [one.kind for one in examine(Tempered(sizes, temperature, factor)).findings]
+
+
+@pytest.mark.parametrize("groups", [4, 2])
+@pytest.mark.parametrize("letters", ["k", "v", "kv"])
+def test_grouped_heads_of_a_view_without_a_transpose_are_named_first(letters, groups):
+    def view(y):
+        return y.transpose(1, 2).reshape(y.shape)
+
+    def change(q, k, v):
+        return q, *(view(y) if letter in letters else y for letter, y in zip("kv", (k, v), strict=True))
+
+    (finding, *_) = examine_new(change, groups, residual=True).findings
+    assert finding.kind == "mixed heads"
+    assert f"{' and '.join(letters)} are split into heads by a view without a transpose" in finding.evidence

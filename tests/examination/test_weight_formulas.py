@@ -73,3 +73,18 @@ def test_a_layer_without_a_softmax_is_named(does):
 def test_nothing_is_found_of_a_design_without_a_softmax(design):
     torch.manual_seed(0)
     assert not examine(WithoutSoftmax(RIGHT[design])).findings
+
+
+LATE = {
+    "-1e+09": lambda scores: scores.softmax(-1).masked_fill(torch.ones_like(scores).triu(1).bool(), -1e9),
+    "-1e+04": lambda scores: scores.softmax(-1) - 1e4 * torch.ones_like(scores).triu(1),
+}
+
+
+@pytest.mark.parametrize("number", LATE)
+def test_large_numbers_that_hide_keys_after_the_softmax_are_named_first(number):
+    torch.manual_seed(0)
+    (finding, *_) = examine(WithoutSoftmax(LATE[number])).findings
+    assert finding.kind == "not normalised"
+    assert f"hidden after the softmax: their weights are about {number}" in finding.evidence
+    assert "Hide keys with -inf before the softmax" in finding.cure

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from regard.examination.identify.mistakes import AXES, MASK, NORMS, SOFTMAX
+from regard.examination.identify.mistakes import AXES, MASK, NORMS, ROLES, SOFTMAX
 from regard.examination.inner_calls import RecordedCalls, WeightMatrix
 from regard.examination.least_squares import solve_least_squares
 from regard.examination.mixing_functions import follow_modules
@@ -21,6 +21,7 @@ MOST = 2**22  # numbers of a softmax that is kept
 BIAS = "Add the bias to the scores before the softmax: weights = torch.softmax(scores + bias, dim=-1)."
 SUMS = ("add", "sub", "rsub", "iadd", "isub", "radd", "subtract")
 MINUS = "Differential attention subtracts the second softmax: weights = first - lambda_ * second."
+TURN = "Multiply the weights (q, k) by the values, without a transpose: context = weights @ v."
 AFTER = "Scale the scores before the softmax, not the weights after it."
 ONCE = f"Apply the softmax once, over the keys: {SOFTMAX}."
 
@@ -79,7 +80,12 @@ def check_matrices(module: nn.Module, run: Callable[[], object], recorded: Recor
         return
     softmaxes, products = record_softmaxes(module, run)
     for one in recorded.matrices:
-        wrong = find_wrong_axis(one) or find_added_softmax(module, one) or find_change_after(one, softmaxes)
+        wrong = (
+            find_transposed_weights(one, softmaxes)
+            or find_wrong_axis(one)
+            or find_added_softmax(module, one)
+            or find_change_after(one, softmaxes)
+        )
         if wrong is not None:
             kind, does, cure = wrong
             yield Finding(kind, f"in {one.name or 'the layer'} {does}", cure, 1.7, "softmax", one.name)
@@ -148,14 +154,18 @@ def run_with_recorders(run: Callable[[], object], running: list[str]) -> tuple[S
     return softmaxes.calls, products.products
 
 
-def record_products(run: Callable[[], object]) -> list[Tensor]:
-    """Return the last products of a run, of whatever module; empty if it raises."""
-    return run_with_recorders(run, [])[1].get("", [])
-
-
 def get_tolerance(one: WeightMatrix, softmaxes: Sequence[SoftmaxCall] = ()) -> float:
     """Return the difference below which two weights may be the same."""
     return max([NEAR.get(call.made.dtype, 0.03) for call in softmaxes if call.made.shape == one.weights.shape] or [1e-4])
+
+
+def find_transposed_weights(one: WeightMatrix, softmaxes: Sequence[SoftmaxCall]) -> tuple[str, str, str] | None:
+    """Return that the queries and keys of a softmax are exchanged in the weights; None if they are not."""
+    near, weights = get_tolerance(one, softmaxes), one.weights.cpu()
+    for made in (call.made.double().cpu() for call in softmaxes if call.module == one.name):
+        if made.mT.shape == weights.shape and bool(((made.mT - weights).abs() < near).all()):
+            return None if bool(((made - weights).abs() < near).all()) else ("wrong roles", ROLES["turned"], TURN)
+    return None
 
 
 def find_wrong_axis(one: WeightMatrix) -> tuple[str, str, str] | None:

@@ -179,13 +179,19 @@ def match_norms(name: str, norms: Tensor, y: Tensor, d: int, near: float) -> Pro
             projected = parts[:, :, list(slices)].transpose(1, 2) * factor
             count = parts.shape[2] if is_sure else 0
             return ProjectionSource(name, slices, factor, projected, slice_count=count, order=order, is_ambiguous=not is_sure)
-    if y.shape[-1] == h * d and h > 1:
-        viewed = y.reshape(b, h, t, d)
-        ratio = norms / viewed.norm(dim=-1)
-        factor = float(ratio.mean())
-        if bool((ratio / factor - 1).abs().max() < near):
-            return ProjectionSource(name, tuple(range(h)), factor, viewed * factor, is_viewed=True)
+    heads = y.shape[-1] // d
+    if heads > 1 and h % heads == 0:  # fewer heads of keys are repeated
+        viewed = y.reshape(b, heads, t, d)
+        own, other = (x.transpose(1, 2).flatten(0, 1) for x in (norms, viewed.norm(dim=-1)))
+        found = choose_slices(own, other, near)
+        if found is not None and found[0] in (repeat_in_place(heads, h), tuple(range(heads)) * (h // heads)):
+            return ProjectionSource(name, found[0], found[1], viewed[:, list(found[0])] * found[1], is_viewed=True)
     return None
+
+
+def repeat_in_place(heads: int, h: int) -> tuple[int, ...]:
+    """Return the heads of keys of h heads of queries: 0, 0, 1, 1 of 2 for 4."""
+    return tuple(i * heads // h for i in range(h))
 
 
 def iterate_head_columns(y: Tensor, h: int, d: int) -> Iterator[tuple[str, Tensor]]:

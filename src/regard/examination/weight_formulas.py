@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.examination.identify.mistakes import NORMS
+from regard.examination.matrix_checks import SoftmaxCall
 from regard.examination.rounding import is_near
 
 OFF = 0.02  # of the scale 1 / √d
@@ -26,6 +27,17 @@ def explain_weights(weights: Tensor, products: Sequence[Tensor], width: int) -> 
         found = name_function(weights, scores, width**-0.5) or name_divisor(weights, scores)
         if found:
             return NORMS[found]
+    return ""
+
+
+def describe_late_mask(weights: Tensor, softmaxes: Sequence[SoftmaxCall]) -> str:
+    """Return that large negative numbers hide keys after the softmax, of weights (b, h, q, k), in words; "" if none do."""
+    hidden = weights < -1
+    kept = weights.masked_fill(hidden, 0)
+    for made in (one.made.double() for one in softmaxes if hidden.any()):
+        if made.shape == weights.shape and is_near(made.masked_fill(hidden, 0), kept):
+            number = float(weights[hidden].median())
+            return f"keys are hidden after the softmax: their weights are about {number:.0e}, which multiply their values"
     return ""
 
 

@@ -24,6 +24,7 @@ from examination.identify.layers import (
     view_as_heads,
     wrong,
 )
+from examination.subjects import Layer, later
 from regard import Causal, Everything, Padding, Window
 
 
@@ -288,3 +289,18 @@ def test_a_constant_layer_says_nothing():
             return torch.zeros_like(x) * math.pi
 
     assert identify_subject(make_layer(Constant)) is None
+
+
+def hide_later(x, number):
+    return x.masked_fill(later(*x.shape[-2:]), number)
+
+
+@pytest.mark.parametrize("number", [-1e9, -1e4])
+def test_numbers_in_place_of_minus_infinity_do_not_hide_what_other_weights_are(number):
+    late = identify_subject(Layer(lambda scores: hide_later(scores.softmax(-1), number)))
+    assert late is None
+
+
+def test_logarithms_of_weights_that_a_large_number_hides_are_read_with_their_heads():
+    match = identify_subject(Layer(lambda scores: hide_later(scores, -1e9).log_softmax(-1)))
+    assert (match.variant.norm, match.heads) == ("logarithm", 1)

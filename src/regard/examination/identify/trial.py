@@ -16,6 +16,7 @@ from regard.examination.identify.variants import ProjectedInputs, Variant, compu
 from regard.mechanism.heads import join
 
 SKETCH = 24  # number of mixed columns in which outputs are compared
+FAINT = 1e-6  # of the largest output: smaller ones of a row are no measure
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +87,10 @@ class Trial:
         return self.target.products[key], bias
 
     def compute_error(self, variant: Variant) -> float:
-        """Return how far the variant is from the outputs, relative to the largest; infinite if its shapes do not fit."""
+        """Return how far the variant is from the outputs, relative to the largest of each row; infinite for other shapes.
+
+        Of a row with numbers in place of -inf, such as -1e9, nothing else would show: other rows have to be equal too.
+        """
         try:
             made = compute_context(variant, self.given)
         except RuntimeError:  # two deviations with incompatible shapes
@@ -94,22 +98,27 @@ class Trial:
         weight, bias = (self.target.sketch, 0.0) if variant.output == "left out" else self.sketched_projection
         if made.shape[-1] != weight.shape[0] or made.shape[1] != self.target.y.shape[1]:
             return math.inf
-        largest, difference = self.measure_farthest(variant, made @ weight + bias, self.target.sketched_outputs)
-        return difference / largest if largest > 0 else math.inf
+        rows = self.select_rows(variant)
+        y = self.target.sketched_outputs[rows]
+        difference, largest = ((made @ weight + bias)[rows] - y).abs().amax(-1), y.abs().amax(-1)
+        if not bool(largest.any()):
+            return math.inf
+        return float((difference / largest.clamp_min(FAINT * float(largest.max()))).max().nan_to_num(math.inf))
 
     def compute_difference(self, variant: Variant) -> float:
         """Return the largest difference of the variant from the full outputs, without the sketch, not relative."""
         made = compute_context(variant, self.given)
         if variant.output != "left out" and self.layout.output is not None:
             made = self.layout.output(made)
-        return self.measure_farthest(variant, made, self.target.y)[1] if made.shape == self.target.y.shape else math.inf
+        rows = self.select_rows(variant)
+        if made.shape != self.target.y.shape or not rows.any():
+            return math.inf
+        return float((made - self.target.y)[rows].abs().max().nan_to_num(math.inf))
 
-    def measure_farthest(self, variant: Variant, made: Tensor, y: Tensor) -> tuple[float, float]:
-        """Return the largest number and the largest difference, in the rows that are finite and see something."""
+    def select_rows(self, variant: Variant) -> Tensor:
+        """Return which rows are finite and see something, bool (b, q); none if they are too few to compare."""
         rows = self.target.finite_rows & ~find_blind_queries(variant, self.given)
-        if rows.sum() < min(2, rows.numel()):
-            return 0.0, math.inf
-        return float(y[rows].abs().max()), float((made - y)[rows].abs().max().nan_to_num(math.inf))
+        return rows if rows.sum() >= min(2, rows.numel()) else torch.zeros_like(rows)
 
 
 def make_seeded_target(

@@ -94,7 +94,8 @@ def replace_values(ends: Ends, values: Tensor) -> Iterator[list[Tensor]]:
 
 def select_heads(weights: Tensor) -> Tensor | None:
     """Return the weights (b, h, q, k) of heads, which are equal neighboring columns (b, q, c, k); None for several widths."""
-    changes = (weights[:, :, 1:] - weights[:, :, :-1]).abs().amax((0, 1, 3)) > NEAR * weights.abs().max()
+    near = NEAR * min(float(weights.abs().max()), 1.0)  # of weights, beside which numbers in place of -inf may stand
+    changes = (weights[:, :, 1:] - weights[:, :, :-1]).abs().amax((0, 1, 3)) > near
     starts = [0, *(changes.nonzero().flatten() + 1).tolist()]
     width, rest = divmod(weights.shape[2], len(starts))
     return None if rest or starts != list(range(0, weights.shape[2], width)) else weights[:, :, ::width].transpose(1, 2)

@@ -9,7 +9,7 @@ from regard.examination import call_checks, evidence, log_weights, matrix_checks
 from regard.examination.case import Case
 from regard.examination.identify import formula, weight_reading
 from regard.examination.identify.match import Match
-from regard.examination.identify.mistakes import AXES, CAUSES, NORMS, SOFTMAX, find_mistake
+from regard.examination.identify.mistakes import AXES, CAUSES, MASK, NORMS, SOFTMAX, find_mistake
 from regard.examination.probes import future, padding
 from regard.examination.report import Checked, Finding, Unknown
 
@@ -31,9 +31,9 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
         does = f"in {where or 'the layer'} {NORMS['logarithm']}"
         yield Finding("not normalised", does, CURE, 2.2, "softmax", where)
         return
-    does = "" if module is None else find_wrong_sinks(case, module)
-    if does:
-        yield Finding("wrong sinks", f"in the layer {does}", sink_reading.CURE, 2.2, "wrong sinks")
+    found = None if module is None else find_by_values(case, module)
+    if found is not None:
+        yield found
         return
     if module is not None and any(case.recorded):
         mistakes = list(matrix_checks.check_matrices(module, lambda: case.subject.call(*inputs), case.recorded))
@@ -42,10 +42,6 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
             return
     if module is None:
         yield from matrix_checks.check_function(lambda: case.subject.call(*inputs))
-    named = find_named_formula(case)
-    if named is not None:
-        yield named
-        return
     try:
         by_values = weight_reading.is_unrecorded(case)
         results = list(read_or_infer_rows(weight_reading.get_double_case(case), by_values))
@@ -58,24 +54,25 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     yield from results
 
 
-def find_wrong_sinks(case: Case, module: nn.Module) -> str:
-    """Return what a layer that holds sinks does to them after its softmax, in words; "" if nothing, or it holds none."""
-    if not any("sink" in name for name, _ in module.named_parameters()) or case.weights_by_values is None:
-        return ""
-    best = weight_reading.get_double_case(case)
-    softmaxes, _ = matrix_checks.run_with_recorders(lambda: best.subject.call(*best.make_usual_inputs()), [])
-    return sink_reading.explain_sinks(module, case.weights_by_values, softmaxes)
+def find_by_values(case: Case, module: nn.Module) -> Finding | None:
+    """Return what is wrong with weights that are read by values, and compared with the softmaxes and products of a layer.
 
-
-def find_named_formula(case: Case) -> Finding | None:
-    """Return the finding of weights of an unrecorded layer that are scores, or another function of them; None otherwise."""
-    weights = case.weights_by_values if weight_reading.is_unrecorded(case) else None
-    width = None if weights is None else weight_reading.find_head_width(case, by_values=True)
-    if weights is None or width is None:
+    They are read of a layer that holds sinks, that shows what it should not, or that has no recorded attention.
+    """
+    is_unrecorded = weight_reading.is_unrecorded(case)
+    has_sinks = any("sink" in name for name, _ in module.named_parameters())
+    if not (is_unrecorded or has_sinks or describe_leak(case)) or case.weights_by_values is None:
         return None
-    best = weight_reading.get_double_case(case)
-    products = matrix_checks.record_products(lambda: best.subject.call(*best.make_usual_inputs()))
-    does = weight_formulas.explain_weights(weights, products, width)
+    weights, best = case.weights_by_values, weight_reading.get_double_case(case)
+    softmaxes, products = matrix_checks.run_with_recorders(lambda: best.subject.call(*best.make_usual_inputs()), [])
+    does = sink_reading.explain_sinks(module, weights, softmaxes)
+    if does:
+        return Finding("wrong sinks", f"in the layer {does}", sink_reading.CURE, 2.2, "wrong sinks")
+    does = weight_formulas.describe_late_mask(weights, softmaxes)
+    if does:
+        return Finding("not normalised", f"in the layer {does}", MASK, 2.2, "softmax")
+    width = weight_reading.find_head_width(case, by_values=True) if is_unrecorded else None
+    does = "" if width is None else weight_formulas.explain_weights(weights, products.get("", []), width)
     return Finding("not normalised", f"in the layer {does}", CURE, 1.7, "softmax") if does else None
 
 
