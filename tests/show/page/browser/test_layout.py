@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+import regard
 from regard.models import GPT2
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.show.page.session import Session
@@ -422,3 +423,36 @@ def test_an_error_of_steps_stands_without_controls_that_have_nothing_to_control(
     wait_until(page, "document.querySelector('[role=alert], .error')")
     controls = page.locator(".steps-switches, .steps-line, .steps-foot")
     assert controls.evaluate_all("(all) => all.map((one) => one.checkVisibility())") == [False] * 3
+
+
+@pytest.fixture(scope="module")
+def long_word(tmp_path_factory):
+    """A page of a text with a token that is wider than a line of most screens."""
+    place = tmp_path_factory.mktemp("long") / "page.html"
+    words = [*space_words(PLAIN, 8), " " + "supercalifragilistic" * 5, *space_words(PLAIN, 11)]
+    regard.page(record_layers(*draw_queries_and_keys(1, 2, len(words)), words), place)
+    return place.as_uri()
+
+
+@pytest.mark.parametrize("screen", SCREENS)
+def test_a_token_wider_than_a_line_of_text_ends_in_sight(open_page, long_word, screen):
+    width, height = SCREENS[screen]
+    page = wait_until_settled(open_page(f"{long_word}#view=text&q=8", width=width, height=height))
+    word = page.locator('.prose [data-n="8"]')
+    inside = word.evaluate("(one) => [one.getBoundingClientRect().right, one.closest('.prose').getBoundingClientRect().right]")
+    assert inside[0] <= inside[1]
+    assert word.evaluate("(one) => getComputedStyle(one).textOverflow") == "ellipsis"
+    assert word.get_attribute("title").strip() == "supercalifragilistic" * 5
+
+
+@pytest.mark.parametrize("size", [(1280, 800), (900, 800), (900, 600), (390, 844)])
+def test_no_word_of_compare_stands_on_another_and_the_legend_is_in_sight(open_page, long_word, size):
+    page = wait_until_settled(open_page(f"{long_word}#view=compare&pane=2", width=size[0], height=size[1]))
+    tops = page.locator(".compare-turned .compare-rows span").evaluate_all(
+        "(all) => all.filter((one) => one.checkVisibility()).map((one) => one.getBoundingClientRect().top)"
+    )
+    assert all(lower - upper >= 9.5 for upper, lower in itertools.pairwise(tops))
+    if size[1] >= 800:
+        assert len(tops) == 20
+        legend = page.locator(".compare-turned .legend").bounding_box()
+        assert legend["y"] + legend["height"] <= page.locator("#caption").bounding_box()["y"]

@@ -5,8 +5,8 @@ import { paintNumbers, createPixelCanvas } from "../../drawing/matrix_image.js";
 import { formatPlainWord, renderBareWord } from "../../drawing/words.js";
 import { getHeadNumber } from "../../frame/selected_word.js";
 
-const WORDS = 24; // maximum number of rows and columns of any picture with words
-const LINE = 14; // pixels of a row with a word
+const WORDS = 24; // maximum number of rows and columns of a picture whose words stand close
+const [LINE, CLOSE] = [14, 10]; // minimum pixels of a row with a word, and of one of a few rows
 const MARGIN = 84; // pixels beside a picture for its words
 
 export function createPane(name) {
@@ -37,7 +37,8 @@ export function createPane(name) {
     paintNumbers(canvas, weights, high, wide, shade);
     Object.assign(frame.dataset, { rows: high, columns: wide });
     frame.style.aspectRatio = `${wide} / ${high}`;
-    const most = Math.max(WORDS, Math.floor((frame.parentElement.clientWidth - MARGIN) / LINE));
+    const room = frame.parentElement.clientWidth - MARGIN;
+    const most = Math.max(Math.min(WORDS, Math.floor(room / CLOSE)), Math.floor(room / LINE));
     const roomy = !level && wide <= most && high <= most;
     root.classList.toggle("compare-roomy", roomy);
     rows.replaceChildren(...(roomy ? words.rows.slice(0, high).map(renderBareWord) : []));

@@ -4,6 +4,7 @@ import { el } from "../../drawing/elements.js";
 import { renderWord } from "../../drawing/words.js";
 import { LONGEST } from "./line_breaks.js";
 
+const LONG = 24; // letters of a word that other parts of the page cut
 const NEAR = 500; // pixels above and below the window in which lines are rendered
 
 // Create the rendered lines of `pages` on a paper that a frame scrolls.
@@ -23,7 +24,7 @@ export function createVisibleLines(frame, paper, pages) {
 
   function line([from, to]) {
     const places = Array.from({ length: to - from }, (_, n) => from + n);
-    const spans = places.map((place) => el("span", { class: "word", "data-n": place }, renderWord(pages.word(place), LONGEST)));
+    const spans = places.map((place) => el("span", { class: "word", "data-n": place, title: pages.word(place).length > LONG && pages.word(place) }, renderWord(pages.word(place), LONGEST)));
     spans.forEach(colour);
     return el("div", { class: "prose-line" }, spans);
   }
