@@ -120,6 +120,51 @@ def divide_joined_tiles(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.cat(contexts, 2) / torch.cat(totals, 2)
 
 
+def stack_blocks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Blocks that are stacked, and rescaled by the largest score of all (Rabe and Staats 2021)."""
+    contexts = []
+    for own in q.split(2, 2):
+        found = []
+        for keys, values in zip(k.split(2, 2), v.split(2, 2), strict=True):
+            part = torch.einsum("bhid,bhjd->bhij", own * q.shape[-1] ** -0.5, keys)
+            top = part.amax(-1, keepdim=True).detach()
+            weights = (part - top).exp()
+            found.append((torch.einsum("bhij,bhjd->bhid", weights, values), weights.sum(-1), top.squeeze(-1)))
+        added, sums, largest = (torch.stack(one, -1) for one in zip(*found, strict=True))
+        factor = (largest - largest.amax(-1, keepdim=True)).exp()
+        contexts.append((added * factor.unsqueeze(-2)).sum(-1) / (sums * factor).sum(-1).unsqueeze(-1))
+    return torch.cat(contexts, 2)
+
+
+def stack_blocks_of_heads_in_the_batch(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The same with bmm, as sub-quadratic attention of image models is written."""
+    q, k, v = (x.reshape(B * H, T, D) for x in (q, k, v))
+    found = []
+    for start in range(0, T, 2):
+        empty, keys = torch.empty(1, 1, 1), k.mT[:, :, start : start + 2]
+        part = torch.baddbmm(empty, q, keys, alpha=q.shape[-1] ** -0.5, beta=0)
+        top, _ = torch.max(part, -1, keepdim=True)
+        weights = torch.exp(part - top)
+        found.append((torch.bmm(weights, v[:, start : start + 2]), weights.sum(-1), top.squeeze(-1)))
+    added, sums, largest = map(torch.stack, zip(*found, strict=True))
+    factor = torch.exp(largest - torch.max(largest, 0, keepdim=True)[0])
+    added *= factor.unsqueeze(-1)
+    return (added.sum(dim=0) / (sums * factor).unsqueeze(-1).sum(dim=0)).view(B, H, T, D)
+
+
+def add_logarithms(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Contexts of blocks, joined by the logarithms of their sums."""
+    context = total = None
+    for keys, values in zip(k.split(2, 2), v.split(2, 2), strict=True):
+        part = scores(q, keys)
+        own = part.logsumexp(-1, keepdim=True)
+        added = (part - own).exp() @ values
+        new = own if total is None else torch.logaddexp(total, own)
+        context = added if context is None else context * (total - new).exp() + added * (own - new).exp()
+        total = new
+    return context
+
+
 def add_decays(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """ALiBi in blocks."""
     places = torch.arange(T).double()
@@ -144,6 +189,9 @@ LOOPS = {  # with who sees whom, and what is added to the scores
     "keys first": (loop_over_keys_first, None, None),
     "divided at the end": (divide_at_the_end, None, None),
     "divided when joined": (divide_joined_tiles, None, None),
+    "stacked": (stack_blocks, None, None),
+    "stacked, with bmm": (stack_blocks_of_heads_in_the_batch, None, None),
+    "logarithms of sums": (add_logarithms, None, None),
     "no maximum": (loop_without_maximum, None, None),
     "decays": (add_decays, None, DECAYS),
 }

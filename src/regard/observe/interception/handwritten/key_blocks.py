@@ -24,7 +24,7 @@ from regard.observe.interception.handwritten.score_formula import (
     collect_parts,
     is_query_first,
 )
-from regard.observe.interception.handwritten.tensor_axes import AxisTable, Dims
+from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims
 from regard.observe.interception.handwritten.traces import Trace
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.provenance import JOINS, ModuleFrame, find_tensors
@@ -83,6 +83,7 @@ class BlockContext(NamedTuple):
     parts: tuple[tuple[QueryRows, int], ...]
     dims: Dims
     groups: Groups  # whose queries are those of all parts
+    blocks: Axes | None = None  # that contexts of several blocks of keys were stacked along, and are yet to be summed over
 
 
 class KeyBlocks:
@@ -114,6 +115,8 @@ class KeyBlocks:
     def follow(self, x: Tensor, context: BlockContext) -> None:
         """Follow a tensor that was made of contexts, and keep its sampled rows."""
         self.contexts[x] = context
+        if context.blocks is not None:
+            return
         groups = context.groups
         four = self.table.arrange(x.detach(), context.dims, (groups.batch, groups.heads, groups.queries, groups.width))
         for rows, start in context.parts:
@@ -130,7 +133,9 @@ class KeyBlocks:
             return
         x, core = found[-1], strip_affixes(name)
         if name in JOINS or core == "setitem":
-            self.follow_joined(core, args, found, result)
+            self.follow_joined(core, args, kwargs, found, result)
+        elif core == "sum" and self.contexts[x].blocks is not None:
+            self.follow_sum(self.contexts[x], args, kwargs, result)
         elif result.numel() == x.numel():
             context = self.contexts[x]
             dims = follow_dims(self.table, context.dims, name, func, args, kwargs, x, result)
@@ -139,9 +144,23 @@ class KeyBlocks:
             elif dims is not None:
                 self.follow(result, context._replace(dims=dims))
 
-    def follow_joined(self, core: str, args: Any, found: list[Tensor], y: Tensor) -> None:
+    def follow_sum(self, context: BlockContext, args: Any, kwargs: Any, y: Tensor) -> None:
+        """Follow y, the sum over the blocks of keys that contexts were stacked along."""
+        dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+        if type(dim) is int and context.dims[dim] == context.blocks:
+            left = () if y.dim() < len(context.dims) else ((),)
+            axis = dim % len(context.dims)
+            self.follow(y, context._replace(dims=(*context.dims[:axis], *left, *context.dims[axis + 1 :]), blocks=None))
+
+    def follow_joined(self, core: str, args: Any, kwargs: Any, found: list[Tensor], y: Tensor) -> None:
         """Follow y, which contexts were joined to along their queries, or written into."""
         first = self.contexts[found[-1]]
+        if core == "stack" and len(found) == len(args[0]) and all(self.contexts[x].parts == first.parts for x in found):
+            axis = kwargs.get("dim", args[1] if len(args) > 1 else 0) % y.dim()
+            blocks = self.table.add_axis(len(found))
+            dims = (*first.dims[:axis], blocks, *first.dims[axis:])
+            self.contexts[y] = first._replace(dims=dims, blocks=blocks)
+            return
         axis = next((n for n, axes in enumerate(first.dims) if axes == first.groups.queries), None)
         if axis is None or y.dim() != len(first.dims):
             return
@@ -227,13 +246,23 @@ def find_origin(frame: ModuleFrame, x: Tensor) -> tuple[Tensor, TensorRef]:
 def is_cut(frame: ModuleFrame, x: Tensor, made: TensorRef, count: int) -> bool:
     """Return whether x, made of the tensor `made`, is `count` tokens of another one that has more along that axis."""
     for maker in frame.find_makers(made):
-        given = maker.given[0]() if maker.given and strip_affixes(maker.name) in CUTS else None
+        given = find_alive(frame, maker.given[0]) if maker.given and strip_affixes(maker.name) in CUTS else None
         if given is None or given.untyped_storage().data_ptr() != x.untyped_storage().data_ptr():
             continue
         longer = {step for n, step in zip(given.shape, given.stride(), strict=True) if n > count}
         if any(n == count and step in longer for n, step in zip(x.shape, x.stride(), strict=True)):
             return True
     return False
+
+
+def find_alive(frame: ModuleFrame, ref: TensorRef) -> Tensor | None:
+    """Return a tensor, or the one that it was a layout of if it was freed; None if that was freed too."""
+    for _ in range(MOST_CHANGES):
+        x, makers = ref(), frame.find_makers(ref)
+        if x is not None or len(makers) != 1 or not is_layout(makers[0]):
+            return x
+        ref = makers[0].given[0]
+    return None
 
 
 def find_place(x: Tensor) -> Place:
