@@ -80,3 +80,38 @@ class Pairs(nn.Module):
 def test_a_matrix_between_the_features_of_one_token_makes_no_scores():
     recording, _ = record_and_compare(nn.Sequential(Pairs()), lambda m: m(torch.randn(B, T, C)))
     assert not recording.calls
+
+
+class Raw(nn.Module):
+    """Tokens weighed by their scores with a matrix of weights between them, without an activation: x W xᵀ x."""
+
+    def __init__(self, form: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.form, self.weight, self.one = form, nn.Parameter(torch.randn(C, C)), nn.Linear(C, C)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.form(x, self.weight)
+
+
+RAW: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "two products": lambda x, weight: x @ weight @ x.mT @ x,
+    "an einsum": lambda x, weight: torch.einsum("...ic,cd,...jd->...ij", x, weight, x) @ x,
+    "a layer": lambda x, weight: nn.functional.linear(x, weight.T) @ x.mT @ x,
+}
+
+
+@pytest.mark.parametrize(("form", "shape"), [*((one, (B, T, C)) for one in RAW.values()), (RAW["two products"], (T, C))])
+def test_bilinear_scores_that_are_multiplied_with_the_tokens_as_they_are_are_linear_attention(form, shape):
+    part, x = Raw(form).double(), torch.randn(*shape, dtype=torch.float64)
+    recording, output = record_and_compare(part, lambda m: m(x), keep="values")
+    (call,) = recording.calls
+    expected = x @ part.weight.detach() @ x.mT
+    torch.testing.assert_close(call.map.dense()[:, 0].view(expected.shape), expected, rtol=0, atol=EQUAL)
+    torch.testing.assert_close((call.map @ recording.values(0, kind="implicit")).view(shape), output, rtol=0, atol=EQUAL)
+
+
+def test_a_covariance_that_features_are_multiplied_with_is_no_attention():
+    recording, _ = record_and_compare(
+        Raw(lambda x, weight: x @ weight @ (x.mT @ x)).double(), lambda m: m(torch.randn(B, T, C).double())
+    )
+    assert not recording.calls

@@ -79,18 +79,22 @@ def multiplies_rows_and_columns(frames: list[ModuleFrame], table: AxisTable, rol
     return False
 
 
-def are_projected_tokens(frames: list[ModuleFrame], table: AxisTable, roles: ChainRoles) -> bool:
+def are_projected_tokens(frames: list[ModuleFrame], table: AxisTable, roles: ChainRoles, may_share: bool = False) -> bool:
     """Return whether layers made queries, keys and values, three tensors, each with the tokens that the products have as rows.
 
     One of them may be an argument of the module. So it is in linear self-attention. https://arxiv.org/abs/2212.07677
+    With `may_share`, keys and values may be one tensor, as in x W xᵀ x, whose scores are of pairs of tokens.
     """
     parts, orders = (roles.q, roles.k, roles.v), list_token_orders(frames, table, roles)
     are_last = {has_features_last(projection) for projection, _ in orders if projection is not None}
-    if len({x.data_ptr() for x in parts}) < 3 or len(are_last) != 1 or {are_rows for _, are_rows in orders} != are_last:
+    count = len({x.data_ptr() for x in parts})
+    is_shared = may_share and count == 2 and roles.k.data_ptr() == roles.v.data_ptr()
+    if not (count == 3 or is_shared) or len(are_last) != 1 or {are_rows for _, are_rows in orders} != are_last:
         return False
     others = [weakref.ref(x) for x, (projection, _) in zip(parts, orders, strict=True) if projection is None]
-    frame = frames[-1]
-    return not others or (len(others) == 1 and frame.find_contents(others[0]) == TOKEN and not skip_layouts(frame, others[0]))
+    frame, most = frames[-1], 2 if is_shared else 1
+    are_arguments = all(frame.find_contents(one) == TOKEN and not skip_layouts(frame, one) for one in others)
+    return len(others) <= most and are_arguments
 
 
 def list_token_orders(

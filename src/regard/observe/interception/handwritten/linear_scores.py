@@ -75,7 +75,7 @@ def find_roles_of_scores(
     has_weights = has_weights or all(is_feature_map(frames, (weakref.ref(one), one.numel())) for one in (q, k))
     roles = ChainRoles(q, k, v, q_dims, k_dims, v_dims, features, keys, dims[2], is_causal, is_masked)
     is_raw = not (trace.extent or form.has_running_sum)  # no softmax and no sums of them
-    is_known = has_weights or (is_raw and are_projected_tokens(frames, table, roles))
+    is_known = has_weights or (is_raw and are_projected_tokens(frames, table, roles, may_share=True))
     return roles if is_known and is_attention(frames, table, roles) else None
 
 
