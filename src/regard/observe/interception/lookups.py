@@ -8,6 +8,8 @@ from torch import Tensor
 
 MASKS = (torch.bool, torch.uint8)
 FULL = slice(None)
+PLAIN = (Tensor, torch.nn.Parameter)
+SLICES = {int, slice, type(None), type(Ellipsis)}  # classes of the entries of an index that cuts
 SEQUENCES = (tuple, list)
 RUNNING = {"cumsum", "cumprod", "logcumsumexp"}  # all entries up to each along an axis
 AXIS_PLACES = {"__getitem__": 1, "__iter__": 1, "select": 1, "unbind": 1, "split": 2} | dict.fromkeys(RUNNING, 1)  # by function
@@ -17,6 +19,8 @@ SPLITS = {"chunk", "split", "tensor_split"}
 REARRANGES = (
     PERMUTES_AXES | JOINS_PARTS | SPLITS | {"view", "reshape", "flatten", "unflatten", "unsqueeze", "mT"}
 )  # functions whose layout is logged
+PRODUCTS_OF_TWO = {"matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "baddbmm", "einsum"}
+SHAPED = PRODUCTS_OF_TWO | {"__getitem__", "view_as_complex", "view_as_real"}  # whose shapes are logged
 Layout = tuple[tuple[int, ...], tuple[int, ...], tuple[Any, ...], dict[str, Any]]  # shapes before and after, other arguments
 COPIES_ENTRIES = {"reshape", "flatten", "contiguous", "clone", "repeat", "repeat_interleave", "tile"}  # often in another order
 CUTS_OR_ROLLS = {"__getitem__", "narrow", "roll"}
@@ -30,6 +34,14 @@ class Copy(NamedTuple):
     given_strides: tuple[int, ...]
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+
+
+class Shapes(NamedTuple):
+    """The shapes of what an operation was given and of its result; the equation of an einsum, or the index of a slice."""
+
+    given: tuple[tuple[int, ...], ...]
+    result: tuple[int, ...]
+    how: Any = None
 
 
 class Lookup(NamedTuple):
@@ -129,6 +141,19 @@ def find_layout(args: Any, kwargs: Any, result: Any) -> Layout | None:
     if type(first) is not Tensor or type(result) is not Tensor or first.is_nested:
         return None
     return first.shape, result.shape, args[1:], kwargs
+
+
+def find_shapes(name: str, args: Any, result: Any) -> Shapes | None:
+    """Return the shapes of a product, a slice or a module; None for tensors that are not plain, and other indices."""
+    tensors = [x for x in args if type(x) in PLAIN]
+    if type(result) is not Tensor or not tensors or result.is_nested or any(x.is_nested for x in tensors):
+        return None
+    how = args[0] if name == "einsum" else args[1] if name == "__getitem__" else None
+    if name == "__getitem__":
+        entries = how if isinstance(how, tuple) else (how,)
+        if not SLICES.issuperset(map(type, entries)):
+            return None
+    return Shapes(tuple(x.shape for x in tensors), result.shape, how)
 
 
 def find_copy(args: Any, result: Any) -> Copy | None:

@@ -16,13 +16,16 @@ from regard.observe.interception.lookups import (
     CUTS_OR_ROLLS,
     IS_TENSOR,
     REARRANGES,
+    SHAPED,
     Copy,
     Layout,
     Lookup,
+    Shapes,
     find_axis,
     find_copy,
     find_layout,
     find_lookup,
+    find_shapes,
     moves_last_axis,
     put_table_first,
 )
@@ -77,6 +80,7 @@ class Operation(NamedTuple):
     along: tuple[int, tuple[int, ...]] | None = None  # the axis of a pick or a running sum, and the shape of what it was given
     layout: Layout | None = None  # of a function that rearranges axes
     copy: Copy | None = None  # of a function that may copy entries to another order in memory
+    shapes: Shapes | None = None  # of a product, a slice or a module
 
 
 OperationDetails = tuple[Lookup | None, Any, tuple[int, tuple[int, ...]] | None, Layout | None, Copy | None]
@@ -178,6 +182,7 @@ class ModuleFrame:
         if name:  # not a module
             details = read_details(name, args, kwargs, result)
             args = put_table_first(args) if name == "embedding" else args
+        shapes = find_shapes(name, args, result) if child is not None or name in SHAPED else None
         if name in NESTED:
             args = find_tensors((*args, *kwargs.values()), {})
         elif kwargs:
@@ -193,7 +198,7 @@ class ModuleFrame:
         outputs = [*map(weakref.ref, results)]
         if is_in_place(name) or (kwargs and kwargs.get("out") is not None):
             outputs += [weakref.ref(y._base) for y in results if y._base is not None]
-        self.noted.append(Operation(name, child, [*map(weakref.ref, tensors)], sizes, outputs, *details))
+        self.noted.append(Operation(name, child, [*map(weakref.ref, tensors)], sizes, outputs, *details, shapes))
 
     def resolve_sources(self) -> None:
         """Compute the sources of all results logged since the last call."""

@@ -67,8 +67,11 @@ def find_groups(
     has_heads_alone = len(given) == 1 and is_shared_by_batch(product, place, weights, dims)
     tokens = count_tokens(table, queries, keys)
     values = product.operands[1 - place], dims[1 - place]
-    found = None
-    if weights.pairs and not has_heads_alone and not attends_within_tokens(table, keys, *values):
+    found, may_project = None, weights.pairs and not has_heads_alone
+    is_within = may_project and attends_within_tokens(table, keys, *values)
+    batch, given, (own_of_values,) = ([*map(table.expand_axes, one)] for one in (batch, given, [(*other,)]))  # split by that
+    other = {*own_of_values}
+    if may_project and not is_within:
         tensors = [] if form is None else [(form.a, form.a_dims), (form.b, form.b_dims)]
         projected = [one for one in tensors if not list_axes(table, one[1]).intersection(keys)]  # the queries
         found = split_projected(table, given, queries, other, [*projected, values])
@@ -76,7 +79,7 @@ def find_groups(
         queries = tuple(axis for axis in table.expand_axes(queries) if axis not in found[1])
     elif (found := join_queries_to_heads(table, batch, queries, other)) is not None:
         queries = ()
-    elif weights.pairs and not has_heads_alone:
+    elif may_project:
         found = split_as_made(table, given, *values)
     if found is None:
         found = ((), given[0]) if has_heads_alone else split_grouped_heads(table, batch, other, tokens)

@@ -1,0 +1,304 @@
+"""Which axes of a tensor are rows of what a layer projected, found back through views, permutations, joins and products.
+
+A layer has features in the last axis of its result, a convolution in the second one. A product with weights keeps the rows of
+what it multiplies, also where each head has a matrix of its own, as that which queries of latent attention absorb.
+"""
+
+import math
+import weakref
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard.observe.interception.folded_heads import SAME_AXES, find_joining_axis, find_order
+from regard.observe.interception.function_roles import Role, infer_role, strip_affixes
+from regard.observe.interception.handwritten.ancestor_search import CONVERSIONS, CONVOLUTIONS, TensorRef
+from regard.observe.interception.handwritten.labelled_product import Labels, label_product, label_terms
+from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims
+from regard.observe.interception.lookups import JOINS_PARTS, PERMUTES_AXES, PRODUCTS_OF_TWO, SPLITS
+from regard.observe.interception.provenance import TOKEN, ModuleFrame, Operation
+
+STEPS = 40  # functions that are followed back, at most
+BY_ENTRY = (Role.NONLINEAR, Role.POWER, Role.ADD, Role.MULTIPLY)
+SAME_ENTRIES = SAME_AXES | CONVERSIONS | {"masked_fill", "where", "normalize", "layer_norm", "rms_norm", "dropout"}
+
+
+class RowAxes(NamedTuple):
+    """The axes of a tensor that are rows of the projection it was made of, and those of them that are a batch."""
+
+    rows: set[int]
+    batch: set[int]
+
+
+class Place(NamedTuple):
+    """A tensor and the axes of its dimensions, on the way back to the layer that projected it."""
+
+    tensor: TensorRef
+    dims: Dims
+
+
+class RowSearch:
+    """The search for the rows of a tensor. Axes that were cut out of others are known by these."""
+
+    def __init__(self, table: AxisTable) -> None:
+        self.table = table
+        self.uncut: dict[int, Axes] = {}  # what an axis of the whole stands for, by its number
+        self.joined = set[int]()  # those of them whose other parts may have been made otherwise
+
+    def find(self, frames: Sequence[ModuleFrame], x: Tensor, dims: Dims) -> RowAxes | None:
+        """Return the axes of a tensor with axes `dims` that are rows of what a layer projected; None if they are not known.
+
+        An axis is split in the table only if it is made of rows and features, or of a batch and tokens.
+        """
+        axes, before = {axis for axes in self.table.expand_dims(dims) for axis in axes}, len(self.table.parts)
+        found, splits = self.search(frames, x, dims), list[tuple[int, Axes]]()
+        while len(self.table.parts) > before:
+            splits.append(self.table.parts.popitem())
+        if found is None:
+            return None
+        rows = RowAxes(set(), set())
+        for axis in axes:
+            self.settle(axis, dict(splits), found, rows)
+        return rows
+
+    def settle(self, axis: int, splits: dict[int, Axes], found: RowAxes, rows: RowAxes) -> None:
+        """Add an axis to some rows if its parts are among those that were found, and split it if only some are."""
+        parts = [axis]
+        while not splits.keys().isdisjoint(parts):
+            parts = [part for one in parts for part in splits.get(one, (one,))]
+        kinds = {(part in found.rows, part in found.batch) for part in parts}
+        if len(kinds) > 1:
+            self.table.parts[axis] = splits[axis]
+            for part in splits[axis]:
+                self.settle(part, splits, found, rows)
+            return
+        ((is_row, is_batch),) = kinds
+        rows.rows.update([axis] * is_row)
+        rows.batch.update([axis] * is_batch)
+
+    def search(self, frames: Sequence[ModuleFrame], x: Tensor, dims: Dims) -> RowAxes | None:
+        """Go back from a tensor to the layer that projected it, and return its rows."""
+        place = Place(weakref.ref(x), self.table.expand_dims(dims))
+        for frame in reversed(frames):
+            for _ in range(STEPS):
+                one = place.tensor
+                makers = [maker for maker in frame.find_makers(one) if not (maker.given and maker.given[0] is one)]
+                if not makers:
+                    break  # an argument of the module
+                found = self.find_rows_of_layer(frame, makers[-1], place.dims)
+                if found is not None:
+                    return found
+                before = self.step_back(frame, makers[-1], place.dims)
+                if before is None:
+                    return None
+                place = before
+        return None
+
+    def find_rows_of_layer(self, frame: ModuleFrame, maker: Operation, dims: Dims) -> RowAxes | None:
+        """Return the rows of the result of a layer with axes `dims`; None if the operation is none."""
+        if len(dims) < 2:
+            return None
+        if maker.name == "linear" or (maker.child is not None and is_layer(maker)):
+            return self.collect([*dims[:-1]])
+        is_convolution = issubclass(maker.child, CONVOLUTIONS) if maker.child else infer_role(maker.name) is Role.CONVOLUTION
+        if is_convolution:
+            return self.collect([dims[0], *dims[2:]])
+        labels = label_factors(frame, maker) if maker.child is None else None
+        if labels is None or len(labels.result) != len(dims) or {*labels.tokens} & {*labels.weights} & {*labels.result}:
+            return None
+        return self.collect([axes for label, axes in zip(labels.result, dims, strict=True) if label in labels.tokens])
+
+    def collect(self, rows: list[Axes]) -> RowAxes | None:
+        """Return axes of rows, of which the first is a batch if there are several, as axes of the tensor of the search.
+
+        None if an axis that others were cut out of is made of rows and features, or rows were joined.
+        """
+        groups = [{*self.table.expand_axes(axes)} for axes in rows]
+        for whole, axes in reversed(self.uncut.items()):
+            parts, own = {*self.table.expand_axes((whole,))}, {*self.table.expand_axes(axes)}
+            for group in groups:
+                if group & parts and (not group >= parts or whole in self.joined):
+                    return None
+                if group & parts:
+                    group |= own
+        return RowAxes(set().union(*groups), groups[0] if len(groups) > 1 else set())
+
+    def step_back(self, frame: ModuleFrame, maker: Operation, dims: Dims) -> Place | None:
+        """Return a tensor that an operation was given and the axes of its dimensions, from those of the result."""
+        name, core = maker.name, strip_affixes(maker.name)
+        if not maker.given:
+            return None
+        largest = find_largest(frame, maker)
+        if maker.child is not None:
+            shapes = maker.shapes
+            return None if shapes is None or shapes.given[0] != shapes.result else Place(maker.given[0], dims)
+        if name in JOINS_PARTS and maker.layout is not None:
+            return self.step_back_join(frame, maker, dims)
+        if maker.layout is not None:
+            before, after, args, kwargs = maker.layout
+            fitted = fit_dims(dims, len(after))
+            if fitted is None or 0 in before:
+                return None
+            if name in SPLITS:
+                return Place(largest, self.widen(fitted, before))
+            if name in PERMUTES_AXES | {"mT"}:
+                order = find_order(name, before, args, kwargs)
+                return Place(largest, tuple(axes for _, axes in sorted(zip(order, fitted, strict=True))))
+            regrouped = self.table.regroup(fitted, before)
+            return None if regrouped is None else Place(largest, regrouped)
+        if name == "__getitem__" and maker.shapes is not None:
+            return self.step_back_slice(maker, dims)
+        if maker.along is not None:
+            axis, shape = maker.along
+            fitted = fit_dims(dims, len(shape) - 1)
+            picked = self.table.add_axis(shape[axis])
+            return None if fitted is None else Place(largest, (*fitted[:axis], picked, *fitted[axis:]))
+        if core in ("view_as_real", "view_as_complex"):
+            pair = self.table.add_axis(2)
+            return Place(largest, dims[:-1] if core == "view_as_real" else (*dims, pair))
+        if name == "einsum" and len(maker.given) == 1:
+            return self.step_back_permutation(maker, dims)
+        if core in PRODUCTS_OF_TWO or name in PRODUCTS_OF_TWO:
+            return self.step_back_product(frame, maker, dims)
+        if infer_role(name) not in BY_ENTRY and core not in SAME_ENTRIES:
+            return None
+        size = math.prod(self.table.get_sizes([axis for axes in self.table.expand_dims(dims) for axis in axes]))
+        return Place(largest, dims) if max(maker.sizes) == size else None
+
+    def widen(self, dims: Dims, shape: Sequence[int]) -> Dims:
+        """Return the axes of what dimensions were cut out of, with a new axis where the size was another one."""
+        return tuple(self.widen_axes(axes, size) for axes, size in zip(dims, shape, strict=True))
+
+    def widen_axes(self, axes: Axes, size: int) -> Axes:
+        """Return axes, or a new one of a size that stands for them, if theirs is another one."""
+        if math.prod(self.table.get_sizes(self.table.expand_axes(axes))) == size:
+            return axes
+        whole = self.table.add_axis(size)
+        self.uncut |= dict.fromkeys(whole, axes)
+        return whole
+
+    def step_back_join(self, frame: ModuleFrame, maker: Operation, dims: Dims) -> Place | None:
+        """Return the last of the tensors of tokens that were joined, as the new one behind a cache."""
+        assert maker.layout is not None
+        before, after, *_ = maker.layout
+        axis, fitted = find_joining_axis(maker.layout), fit_dims(dims, len(after))
+        tokens = [n for n, one in enumerate(maker.given) if frame.find_contents(one) == TOKEN]
+        if fitted is None or 0 in before or not tokens:
+            return None
+        if maker.name == "stack":
+            return Place(maker.given[tokens[-1]], (*fitted[:axis], *fitted[axis + 1 :]))
+        shape = [*before]
+        shape[axis] = maker.sizes[tokens[-1]] * before[axis] // math.prod(before)
+        whole = self.widen(fitted, shape)
+        if fitted[axis] and not whole[axis]:
+            return None  # one number, which does not show what the others are
+        self.joined |= {*whole[axis]}
+        return Place(maker.given[tokens[-1]], whole)
+
+    def step_back_slice(self, maker: Operation, dims: Dims) -> Place | None:
+        """Return the tensor that slices, numbers and new axes cut, with the axes of its dimensions."""
+        assert maker.shapes is not None
+        (shape, *_), result, index = maker.shapes
+        entries = index if isinstance(index, tuple) else (index,)
+        count = len(shape) - sum(one is not None and one is not Ellipsis for one in entries)
+        place = next((n for n, one in enumerate(entries) if one is Ellipsis), len(entries))
+        entries = (*entries[:place], *[slice(None)] * count, *entries[place + 1 :])
+        left, found, sizes = list(fit_dims(dims, len(result)) or ()), list[Axes](), iter(shape)
+        if len(left) != len(result):
+            return None
+        for one in entries:
+            if one is None:
+                left.pop(0)
+            else:
+                size = next(sizes)
+                found.append(self.table.add_axis(size) if type(one) is int else self.widen_axes(left.pop(0), size))
+        return Place(maker.given[0], tuple(found))
+
+    def step_back_permutation(self, maker: Operation, dims: Dims) -> Place | None:
+        """Return the tensor whose axes an einsum permuted, and the axes of its dimensions."""
+        if maker.shapes is None or type(maker.shapes.how) is not str:
+            return None
+        shape = maker.shapes.given[-1]
+        labels, result = label_terms(maker.shapes.how, [torch.empty(shape, device="meta")])
+        if not labels or len(result) != len(dims):
+            return None
+        axes = dict(zip(result, dims, strict=True))
+        own = zip(labels[0], shape, strict=True)
+        return Place(maker.given[0], tuple(axes[one] if one in axes else self.table.add_axis(size) for one, size in own))
+
+    def step_back_product(self, frame: ModuleFrame, maker: Operation, dims: Dims) -> Place | None:
+        """Return the tokens that a product multiplies with weights, with the axes that are theirs."""
+        labels = label_factors(frame, maker)
+        if labels is None or len(labels.result) != len(dims):
+            return None
+        axes = dict(zip(labels.result, dims, strict=True))
+        own = zip(labels.tokens, labels.shape, strict=True)
+        found = tuple(axes[label] if label in axes else self.table.add_axis(size) for label, size in own)
+        return Place(maker.given[labels.place], self.widen(found, labels.shape))
+
+
+class Factors(NamedTuple):
+    """The labels of tokens, of weights and of the product of both, and the place and shape of the tokens."""
+
+    tokens: Labels
+    weights: Labels
+    result: Labels
+    place: int  # from the last
+    shape: Sequence[int]
+
+
+def find_largest(frame: ModuleFrame, maker: Operation) -> TensorRef:
+    """Return the largest of what an operation was given, of tokens if there are several."""
+    most = max(maker.sizes)
+    largest = [one for one, size in zip(maker.given, maker.sizes, strict=True) if size == most]
+    return next((one for one in largest if frame.find_contents(one) == TOKEN), largest[0])
+
+
+def find_token_place(frame: ModuleFrame, maker: Operation) -> int | None:
+    """Return the place, from the last, of the one factor of a product of two that holds tokens, not weights; None if not one.
+
+    Where both may, it is the one that the module was called with.
+    """
+    if len(maker.given) < 2:
+        return None
+    tokens = [n for n in (-2, -1) if frame.find_contents(maker.given[n]) == TOKEN]
+    if len(tokens) > 1:
+        sources = [frame.find_sources(maker.given[n]) for n in tokens]
+        tokens = [n for n, one in zip(tokens, sources, strict=True) if one is not None and one.is_passed]
+    return tokens[0] if len(tokens) == 1 else None
+
+
+def label_factors(frame: ModuleFrame, maker: Operation) -> Factors | None:
+    """Return the labels of a product of tokens with weights over the last axis of the tokens; None for another operation."""
+    place = find_token_place(frame, maker) if maker.name in PRODUCTS_OF_TWO and maker.shapes is not None else None
+    if place is None or maker.shapes is None:
+        return None
+    operands = [torch.empty(shape, device="meta") for shape in maker.shapes.given[-2:]]
+    product = label_product(maker.name, operands, (maker.shapes.how, *operands), {})
+    if product is None:
+        return None
+    n = product.find_place(operands[place])
+    if not product.labels[n] or product.labels[n][-1] in product.result:
+        return None
+    return Factors(product.labels[n], product.labels[1 - n], product.result, place, maker.shapes.given[place])
+
+
+def is_layer(maker: Operation) -> bool:
+    """Return whether a module changes the last axis alone, as a layer of a class of its own does."""
+    assert maker.child is not None
+    if issubclass(maker.child, nn.Linear):
+        return True
+    if maker.shapes is None:
+        return False
+    given, result = maker.shapes.given[0], maker.shapes.result
+    return len(maker.given) == 1 and len(given) == len(result) and given[:-1] == result[:-1] and given[-1] != result[-1]
+
+
+def fit_dims(dims: Dims, rank: int) -> Dims | None:
+    """Return dimensions as those of a tensor with a number of axes, without or with further ones of size 1 before them."""
+    extra = len(dims) - rank
+    if extra <= 0:
+        return ((),) * -extra + dims
+    return None if any(dims[:extra]) else dims[extra:]
