@@ -174,7 +174,7 @@ def test_the_model_in_the_box_is_scored(capsys, tmp_path):
     (tmp_path / "some.txt").write_text("CBABBCABBBC\n")
     code, out, _ = run_evaluate(capsys, "sorter", tmp_path / "some.txt")
     assert code == 0
-    assert out.startswith("sorter on some.txt\n10 tokens, 1 words, 12 bytes; windows of 11 tokens moved by 5.")
+    assert out.startswith("sorter on some.txt\n10 tokens, 1 word, 12 bytes; windows of 11 tokens moved by 5.")
 
 
 @pytest.mark.parametrize(

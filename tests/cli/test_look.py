@@ -13,7 +13,7 @@ from regard import DataError
 from regard.cli import main
 from regard.cli.model_loading import is_only_in_cache
 from regard.models import GPT2, GPT2Config
-from regard.observe import classify_heads, load, record
+from regard.observe import head_classification, load, record
 from regard.show.head_summary import KIND_ORDER
 from regard.text.byte_pair import GPT2_FOLDER
 from show.implicit_recordings import SiluAttention, SoftmaxAttention, record_implicit
@@ -56,7 +56,7 @@ def test_a_score_of_values_that_were_not_kept_is_refused_after_the_first_layer(c
     classified = []
 
     def list_layers(*arguments, **named):
-        for row in classify_heads.classify_heads(*arguments, **named):
+        for row in head_classification.classify_heads(*arguments, **named):
             classified.append(row.layer)
             yield row
 

@@ -95,7 +95,7 @@ def test_a_full_disk_leaves_the_earlier_file_and_names_the_cause(tmp_path, comma
     place = tmp_path / "file.png"
     place.write_text("earlier")
     limited = f"import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({LIMIT}, {LIMIT})); {RUN}"
-    run = [sys.executable, "-c", limited, *command, flag, str(place)]
+    run = [sys.executable, "-B", "-c", limited, *command, flag, str(place)]  # -B: no module may be cached in part
     done = subprocess.run(run, capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr
     last = done.stderr.splitlines()[-1]

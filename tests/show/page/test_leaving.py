@@ -8,7 +8,7 @@ import torch
 
 import regard
 from regard.models.gpt2_adapter import GPT2Adapter
-from regard.observe import classify_heads
+from regard.observe import head_classification
 from regard.show.page import model_adapter
 from show.page.server_client import join_server_threads, make_sorter, open_client, record_sorter, rows_and_keys, wait_until
 
@@ -60,7 +60,7 @@ def test_a_head_that_is_gone_over(path, monkeypatch):
 
 def test_what_kind_heads_are(monkeypatch):
     monkeypatch.setattr("regard.show.page.head_table.MAX_LAYER_WEIGHTS", 0)
-    monkeypatch.setattr(classify_heads, "estimate_heads", held := Held(classify_heads.estimate_heads))
+    monkeypatch.setattr(head_classification, "estimate_heads", held := Held(head_classification.estimate_heads))
     with join_server_threads(), open_client(record_sorter()) as client:
         ask_and_leave(client, held, "/api/r/r1/heads")
     assert held.times == 1
