@@ -46,7 +46,7 @@ def weight_on_self(m: MapView) -> QueryScores:
 
     Source: Clark et al. 2019, section 3.1.
     """
-    return weight_on_previous.queries(m, 0)
+    return m.score_queries(m.diagonal(0), m.is_own_token_visible)
 
 
 @average_over_queries

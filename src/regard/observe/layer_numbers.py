@@ -119,7 +119,7 @@ class LayerNumbers:
         paths = self.paths[kind != IMPLICIT]
         if name not in paths:
             paths[name] = None
-            self.parts = list_part_names(list(self.paths[True] or self.paths[False]))
+            self.parts = list(list_part_names(tuple(self.paths[True] or self.paths[False])))
         order = self.order.setdefault(kind, [])
         if (name, visit) not in order:
             order.append((name, visit))

@@ -73,11 +73,13 @@ class MapView:
         counted = self.is_token
         real = self._find_real_keys(counted)
         heavy = count_share(take_distinct(real), share)
-        first = torch.tensor(self.find_first_tokens(counted), device=self.map.device)
+        first = self.find_first_tokens(counted)
         tables = take_distinct(counted), self.visible_keys, take_distinct(real)
-        found = self.map.planes.gather_batch_sums(SumRequest(window, share, *tables, heavy, first))
-        if found is not None and bool(found[0]["largest"].all()):
+        firsts = torch.tensor(first, device=self.map.device)
+        found = self.map.planes.gather_batch_sums(SumRequest(window, share, *tables, heavy, firsts))
+        if found is not None and bool(found[0]["largest"].all()):  # every query sees something
             self.statistics, self.sums = Statistics(**found[0]), found[1]
+            self.is_counted, self.is_real_key, self.first_token_indices = counted, real, first
 
     @cached_property
     def positions(self) -> Tensor:
@@ -103,11 +105,16 @@ class MapView:
         """Whether a query is at a token rather than at padding, which is masked out everywhere or from itself, (b, h, q)."""
         if not self.own:
             return self.can_see_any_key
-        own = take_distinct(self.is_visible(self.positions))
+        own = take_distinct(self.is_own_token_visible)
         has_none = ~own.any(-1, keepdim=True)
         if not has_none.any():
             return own.expand(self.map.shape[:3])
         return apply_to_distinct(torch.logical_and, (own | has_none).expand(self.map.shape[:3]), self.can_see_any_key)
+
+    @cached_property
+    def is_own_token_visible(self) -> Tensor:
+        """Whether each query may see the key at its own position, bool (b, h, q)."""
+        return self.is_visible(self.positions)
 
     @cached_property
     def can_see_any_key(self) -> Tensor:
@@ -249,8 +256,7 @@ class MapView:
             for rows in (slice(start, start + step) for start in range(0, b, step))
         ]
         scores = found[0] if len(found) == 1 else torch.cat([part.expand(-1, h, -1) for part in found])
-        among = take_distinct(self.is_counted).any(1, keepdim=True)
-        return self.score_queries(scores.expand(b, h, q), among.expand(b, h, q))
+        return self.score_queries(scores.expand(b, h, q))
 
     @cached_property
     def visible_keys(self) -> Tensor:

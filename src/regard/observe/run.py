@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal, overload
 
 import torch
@@ -92,7 +93,7 @@ class Run:
     @property
     def parts(self) -> list[str]:
         """The parts of a model that has several (encoder and decoder, or towers); empty for any other."""
-        return list_part_names(list(dict.fromkeys(call.name for call in self.softmax_calls)) or self.names)
+        return list(list_part_names(tuple(dict.fromkeys(call.name for call in self.softmax_calls)) or tuple(self.names)))
 
     def layers(self, kind: str = "self", part: str | None = None) -> list[str]:
         """Return the modules of a kind and a part in the order they first ran; one that a forward visits n times, n times."""
@@ -333,15 +334,16 @@ def find_key_growth(keys: list[Tensor], queries: list[int]) -> int | None:
     return growth if same else None
 
 
-def list_part_names(names: list[str]) -> list[str]:
+@lru_cache
+def list_part_names(names: tuple[str, ...]) -> tuple[str, ...]:
     """Return the parts of a model with modules of attention at these paths; empty if it has one part only."""
     paths = [re.sub(r"\d+", "*", name).split(".") for name in names]
     for components in zip(*paths, strict=False):
         if len(set(components)) > 1:
             lengths = {len(path) for path in paths}
             last = len(lengths) == 1 and components == tuple(path[-1] for path in paths)
-            return [] if last else list(dict.fromkeys(components))
-    return []
+            return () if last else tuple(dict.fromkeys(components))
+    return ()
 
 
 def find_default_part(parts: list[str]) -> str | None:

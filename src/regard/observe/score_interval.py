@@ -81,7 +81,10 @@ class QueryScores:
 
 def take_distinct(table: Tensor) -> Tensor:
     """Return a table without the repeats of its first two axes: of length 1 where it was expanded."""
-    return table[tuple(slice(1) if step == 0 else slice(None) for step in table.stride()[:2])]
+    for axis, step in enumerate(table.stride()[:2]):
+        if step == 0:
+            table = table.narrow(axis, 0, min(1, table.shape[axis]))
+    return table
 
 
 def apply_to_distinct(function: Callable[..., Tensor], *tables: Tensor) -> Tensor:
