@@ -140,6 +140,40 @@ def test_weights_that_a_model_returns_are_the_changed_ones(is_nested):
     assert found[1].requires_grad
 
 
+class Memory(nn.Module):
+    """Attention to all tokens and to learned memory before or behind them, or of the first token alone."""
+
+    def __init__(self, attend, join, queries):
+        super().__init__()
+        self.project, self.keys, self.values = nn.Linear(8, 24), *(nn.Parameter(torch.randn(1, 2, 2, 4)) for _ in range(2))
+        self.attend, self.join, self.queries = attend, join, queries
+
+    def forward(self, x):
+        q, k, v = self.project(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        if self.join is not None:
+            pairs = ((k, self.keys), (v, self.values))
+            k, v = (torch.cat([one, own.expand(len(x), -1, -1, -1)][:: self.join], 2) for one, own in pairs)
+        return self.attend(q[:, :, : self.queries], k, v).transpose(1, 2).flatten(2)
+
+
+def attend_by_hand(q, k, v):
+    return (q @ k.mT / 2).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("attend", [nn.functional.scaled_dot_product_attention, attend_by_hand])
+@pytest.mark.parametrize(("join", "queries", "row"), [(1, 7, 3), (-1, 7, 3), (None, 1, 0)], ids=["behind", "before", "first"])
+def test_positions_are_those_of_the_map_where_more_keys_than_queries_are_no_cache(attend, join, queries, row):
+    model, x = nn.Sequential(Memory(attend, join, queries)).double(), torch.randn(3, 7, 8)
+    with record(model) as plain:
+        model(x)
+    with intervene(model, CutEdges(row, [1, 5])), record(model) as recording:
+        model(x)
+    expected = plain.map(0).dense().clone()
+    expected[:, :, row, [1, 5]] = 0
+    expected /= expected.sum(-1, keepdim=True)
+    torch.testing.assert_close(recording.map(0).dense(), expected, **KEPT)
+
+
 def test_a_cut_key_that_has_left_a_sliding_window_changes_nothing():
     model, tokens = mistral(), words(1, 11)
     with torch.no_grad():

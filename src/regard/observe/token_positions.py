@@ -29,15 +29,34 @@ class TokenPositions(NamedTuple):
 def locate_tokens(call: AttentionCall, kind: str) -> TokenPositions:
     """Return where the queries and keys of a call stand in the sequence.
 
-    A cache of a sliding window holds its last keys only: how many tokens it has had is asked of the cache object, if the
+    Where more keys than queries are none of a cache, as memory that a layer has learned, both stand as in the call. A cache of
+    a sliding window holds its last keys only: how many tokens it has had is asked of the cache object, if the
     calling modules were given one of transformers; without one the first key is taken for the first token.
     """
     q, k = call.q.shape[2], call.k.shape[2]
-    if kind == "cross" or not call.can_use_cache:
+    if kind == "cross" or not call.can_use_cache or not may_continue_cache(call):
         return TokenPositions(call.past, 0, k)
     end = find_visible_end(call.mask, q, k, call.offset) if k > q else k
     total = max(count_cached_tokens(STATE.frames) or 0, end)
     return TokenPositions(max(total - q, 0), total - end, total)
+
+
+def may_continue_cache(call: AttentionCall) -> bool:
+    """Return whether the first of more keys than queries may be those of a cache.
+
+    Several queries with a cache have a rule, a bias or an offset that states their places, unless a cache is known. A single
+    query is one of all tokens that its module was given, as a class token, or else the next token.
+    """
+    (b, _, q, _), k = call.q.shape, call.k.shape[2]
+    has_rule = call.mask.is_query_dependent or (call.bias is not None and call.bias.shape[2] > 1)
+    if k <= q or has_rule or isinstance(call.offset, Tensor) or call.offset:
+        return True
+    if count_cached_tokens(STATE.frames) is not None:
+        return True
+    if q > 1:
+        return call.has_stored_weights  # of which no rule is known
+    given = STATE.frames[-1].input_tensors if STATE.frames else []
+    return call.follows_cache() or not any(x.dim() > 2 and (x.shape[0], x.shape[-2]) == (b, k) for x in given)
 
 
 def count_cached_tokens(frames: Sequence[ModuleFrame]) -> int | None:

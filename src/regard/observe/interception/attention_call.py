@@ -56,9 +56,7 @@ class AttentionCall(CallArguments):
     unwritten_keys: int = 0  # number of further keys that the kernel was given and that no query sees
     can_be_packed: bool = True  # whether several calls of one visit may be sequences that were packed
     note: str = ""  # how much of it is stored as it is, and why
-    has_stored_weights: bool = (
-        False  # whether its bias is the logarithm of the caller's own weights, and its scores are not known
-    )
+    has_stored_weights: bool = False  # whether its scores are not known; its bias may be the logarithm of the caller's weights
     has_all_values: bool = True  # whether the values of keys that no query sees are those of the model, not 0
     rank_part: RankPart | None = None  # which part of the model's call this is, if ranks share it
     parent_rows: Tensor | None = None  # each row's parent row in the previous step, if that was observed
@@ -75,10 +73,14 @@ class AttentionCall(CallArguments):
 
 
 def build_plain_call(x: Tensor, v: Tensor, **known: Any) -> AttentionCall:
-    """Return a call with the values v, and ones as queries and keys, of a call with weights or a context x (b, h, q, n)."""
+    """Return a call with the values v, and ones as queries and keys, of a call with weights or a context x (b, h, q, n).
+
+    Its keys are taken for those of a cache where there are more than several queries, and where it can use one.
+    """
     b, h, n, _ = x.shape
     ones = v.new_ones(1, 1, 1, 1, dtype=torch.float64)
-    return AttentionCall(q=ones.expand(b, h, n, 1), k=ones.expand(b, h, v.shape[2], 1), v=v, **known)
+    q, k = ones.expand(b, h, n, 1), ones.expand(b, h, v.shape[2], 1)
+    return AttentionCall(q=q, k=k, v=v, has_stored_weights=True, **known)
 
 
 @dataclass(eq=False)
