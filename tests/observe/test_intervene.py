@@ -336,6 +336,13 @@ def test_the_warning_says_that_attention_without_a_softmax_stays_unchanged():
         assert torch.equal(model(x), expected)
 
 
+def test_a_warning_calls_a_model_without_a_path_the_model():
+    model, x = TalkingHeads(), torch.randn(2, 7, 8)
+    told = pytest.warns(UserWarning, match="was not applied: the model: its weights are no softmax")
+    with told, intervene(model, KnockOut(layer=0, head=1)):
+        model(x)
+
+
 def test_a_number_of_a_layer_of_the_encoder_and_one_of_the_decoder_is_refused():
     model = bart()
     inputs = {"input_ids": words(2, 11), "decoder_input_ids": words(2, 5)}

@@ -102,7 +102,8 @@ class KnockOut(Change):
     et al. 2022); "resample", the context of the batch row before (Chan et al. 2022). The last two need several rows, or a
     source, a recording with values of other inputs: the mean is then over all its rows and queries, and row r is replaced at
     each position by row r of the source, which starts again at row 0 after its last. A source of several forwards, such as the
-    batches of a corpus, has the rows of all of them, in order.
+    batches of a corpus, has the rows of all of them, in order. Padding counts in a mean and stands in for tokens in a sample:
+    rows should have one length.
     """
 
     can_change_parts = True

@@ -104,9 +104,9 @@ def intervene(model: nn.Module, *changes: Change) -> Iterator[None]:
             )
     for name, reason in (intervention.missed | intervention.second_products).items():
         if name in intervention.changed_modules:
-            warnings.warn(f"A part of the output of {name} was not changed: {reason}.", stacklevel=3)
+            warnings.warn(f"A part of the output of {name or 'the model'} was not changed: {reason}.", stacklevel=3)
     for name in sorted(intervention.repeated_modules):
-        warnings.warn(f"{name} {REPEATED}.", stacklevel=3)
+        warnings.warn(f"{name or 'The model'} {REPEATED}.", stacklevel=3)
 
 
 def state_forward(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -287,7 +287,9 @@ class Intervention:
     def explain_unused(self, change: Change) -> str:
         """Return why a change applied to no call: the reason why calls of its layer were missed, or that there were none."""
         reasons = [
-            f"{name}: {why}" for name, why in self.missed.items() if change.layer in (None, name) or type(change.layer) is int
+            f"{name or 'the model'}: {why}"
+            for name, why in self.missed.items()
+            if change.layer in (None, name) or type(change.layer) is int
         ]
         return "; ".join(dict.fromkeys(reasons)) or self.layer_numbers.describe_layers(change.kind)
 
