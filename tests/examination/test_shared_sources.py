@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from examination.wrong_calls import C
+from examination.wrong_calls import C, Rotary
 from examination.wrong_order import JointValuesOfTheKeys, ValuesOfTheKeys
 from regard import examine
 
@@ -45,3 +45,32 @@ class JointAndTied(JointValuesOfTheKeys):
 def test_keys_that_are_values_by_design_are_right(make):
     torch.manual_seed(0)
     assert not examine(make()).findings
+
+
+class OneModule(Rotary):
+    """The module of one role under the name of another."""
+
+    def __init__(self):
+        super().__init__()
+        self.k_proj = self.q_proj
+
+
+class OneWeight(Rotary):
+    def __init__(self):
+        super().__init__()
+        self.v_proj.weight = self.k_proj.weight
+
+
+@pytest.mark.parametrize(
+    ("make", "pair"), [(OneModule, "q_proj and k_proj"), (OneWeight, "k_proj and v_proj"), (Tied, "k_proj and v_proj")]
+)
+def test_projections_of_one_weight_are_asked_about(make, pair):
+    torch.manual_seed(0)
+    report = examine(make())
+    assert f"whether it is intended that {pair} have one weight" in [one.what for one in report.unknown]
+    assert not report.findings
+
+
+def test_projections_of_their_own_weights_are_not_asked_about():
+    torch.manual_seed(0)
+    assert not any("have one weight" in one.what for one in examine(Rotary()).unknown)

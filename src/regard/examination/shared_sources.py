@@ -1,6 +1,7 @@
 """Find queries, keys or values that come from the projection of another of them, while their own makes nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import combinations
 
 from torch import nn
 
@@ -9,8 +10,9 @@ from regard.examination.identify.mistakes import ROLE
 from regard.examination.inner_calls import InnerCall
 from regard.examination.norm_modules import is_norm
 from regard.examination.projection_source import ProjectionSource
-from regard.examination.report import Finding
+from regard.examination.report import Finding, Unknown
 
+MEANT = "nothing, if it is meant so, as in Reformer; a module of its own for each else, not one in a list times 3"
 PAIRS = (("keys", "values"), ("queries", "keys"), ("queries", "values"))
 
 
@@ -34,6 +36,15 @@ def find_shared_source(one: InnerCall) -> Finding | None:
     return None
 
 
+def iterate_shared_weights(module: nn.Module) -> Iterator[Unknown]:
+    """Yield whether it is intended that projections of two roles have one weight, for each pair of them."""
+    parts = {name: part for name, part in module.named_modules(remove_duplicate=False) if isinstance(part, nn.Linear)}
+    for (one, first), (other, second) in combinations(parts.items(), 2):
+        roles = [parse_role(name.rpartition(".")[2]) for name in (one, other)]
+        if first.weight is second.weight and roles[0] != roles[1] and all(roles):
+            yield Unknown(f"whether it is intended that {one} and {other} have one weight", MEANT)
+
+
 def is_same_part(one: ProjectionSource, other: ProjectionSource) -> bool:
     """Return whether two sources are the same heads of one output."""
     return one.name == other.name and set(one.slices) == set(other.slices)
@@ -48,6 +59,9 @@ def find_spare_part(one: InnerCall, sources: Sequence[ProjectionSource]) -> str:
         return f"{count - len(used)} of its {count} parts make nothing" if len(used) < count else ""
     parts = {} if one.module is None else dict(one.module.named_modules(prefix=one.name))
     roles = {parse_role(name.rpartition(".")[2]) for name in names}
-    linear = [name for name, part in parts.items() if isinstance(part, nn.Linear) and name not in names]
+    own = [getattr(parts.get(name), "weight", None) for name in names]
+    linear = [
+        name for name, part in parts.items() if isinstance(part, nn.Linear) and not any(part.weight is one for one in own)
+    ]
     unused = [name for name in linear if (role := parse_role(name.rpartition(".")[2])) in ("q", "k", "v") and role not in roles]
     return f"nothing comes from {unused[0]}" if len(unused) == 1 else ""

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
-from regard.examination import call_checks, evidence, token_shift
+from regard.examination import call_checks, evidence, shared_sources, token_shift
 from regard.examination.case import Case
 from regard.examination.identify import formula, weight_reading
 from regard.examination.identify.match import Match
@@ -20,6 +20,8 @@ ONE = "whether the keys are intended as the values: one projection makes both"
 def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     """Check the roles by the identified formula, or else what a function's output and its weights depend on."""
     match = case.match
+    if case.subject.module is not None:
+        yield from shared_sources.iterate_shared_weights(case.subject.module)
     if match is not None:
         yield from check_match(match)
     elif case.subject.form == "x":
