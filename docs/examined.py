@@ -40,6 +40,7 @@ WRONG = {
     "Longer inputs, values and outputs": wrong.LENGTHS,
     "Constants": wrong.CONSTANTS,
     "Order and places": wrong.ORDER,
+    "Weights and values": wrong.WEIGHTS,
 }
 RIGHT = {
     "regard's own": right.list_own_layers,

@@ -19,6 +19,7 @@ from examination import wrong_positions as positions
 from examination import wrong_softmax as softmax
 from examination import wrong_sources as sources
 from examination import wrong_training as training
+from examination import wrong_weights as weights
 from regard import Causal, Documents, Everything, Given, Padding, Window
 from regard.mechanism import Mask
 
@@ -313,4 +314,23 @@ ORDER = [
     Wrong(order.ScoresWithoutNegatives, ("wrong scores",), "a relu before the softmax, beside rotary positions"),
     Wrong(order.ScoresClamped, ("wrong scores",), "scores clamped to -0.5 to 0.5, beside rotary positions"),
 ]
-WRONG = [*MASKS, *SOFTMAX, *HEADS, *TRAINING, *KERNELS, *POSITIONS, *CALLS, *SOURCES, *DESIGNS, *LENGTHS, *CONSTANTS, *ORDER]
+WEIGHTS = [
+    Wrong(weights.NoSoftmax, ("not normalised",), "no softmax, beside rotary positions"),
+    Wrong(weights.SigmoidWeights, ("not normalised",), "a sigmoid in place of the softmax"),
+    Wrong(weights.LogarithmsOfWeights, ("not normalised",), "log_softmax in place of softmax"),
+    Wrong(weights.ScoresSquared, ("wrong scores",), "scores squared before the softmax"),
+    Wrong(weights.ScoresRoundedDown, ("wrong scores",), "scores divided by //"),
+    Wrong(weights.HiddenAfterSoftmax, ("not normalised",), "-1e9 after the softmax"),
+    Wrong(weights.WeightsTransposed, ("wrong roles",), "weights transposed before the values"),
+    Wrong(weights.SinksCutAtTheWrongEnd, ("wrong sinks",), "the first key left out of a softmax whose last is a sink"),
+    Wrong(weights.SinksRenormalized, ("wrong sinks",), "weights divided by their sum without the sinks"),
+    Wrong(weights.SinksAfterSoftmax, ("wrong sinks",), "sinks in a factor after the softmax"),
+    Wrong(weights.ValueBiasTwice, ("wrong output",), "the bias of the values added twice"),
+    Wrong(weights.ValuesNormedAsKeys, ("wrong roles",), "values normalized by the norm of the keys"),
+    Wrong(weights.GroupedKeysViewed, ("mixed heads",), "grouped keys and values viewed without a transpose"),
+    Wrong(weights.values_rolled, ("wrong positions",), "values rolled by a token, in a causal function"),
+]
+WRONG = [
+    *(*MASKS, *SOFTMAX, *HEADS, *TRAINING, *KERNELS, *POSITIONS, *CALLS, *SOURCES, *DESIGNS, *LENGTHS, *CONSTANTS, *ORDER),
+    *WEIGHTS,
+]
