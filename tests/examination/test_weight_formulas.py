@@ -88,3 +88,16 @@ def test_large_numbers_that_hide_keys_after_the_softmax_are_named_first(number):
     assert finding.kind == "not normalised"
     assert f"hidden after the softmax: their weights are about {number}" in finding.evidence
     assert "Hide keys with -inf before the softmax" in finding.cure
+
+
+def test_a_layer_that_refuses_other_values_is_examined_all_the_same():
+    class Refusing(WithoutSoftmax):
+        def attend(self, q, k, v):
+            if bool((v[:, :, 0] == 0).all()):
+                raise ValueError("values are zero")
+            return super().attend(q, k, v)
+
+    torch.manual_seed(0)
+    report = examine(Refusing(MISTAKES["there is no softmax"]))
+    assert "raises" not in [one.kind for one in report.findings]
+    assert report.unknown

@@ -38,7 +38,10 @@ def read_weights_by_values(subject: SubjectAdapter, double: nn.Module | None, x:
 
     def compute_context(values: Tensor) -> Tensor | None:
         with replace_values(ends, values) as contexts, torch.no_grad():
-            call(x)
+            try:
+                call(x)
+            except Exception:  # a user's layer may refuse such values
+                return None
         return contexts[0] if len(contexts) == 1 and contexts[0].shape == values.shape else None
 
     values = x.new_zeros(b, t, ends.made.out_features - ends.first)
