@@ -55,6 +55,8 @@ def test_the_texts_of_the_help_fit_the_screen(capsys, monkeypatch, command, colu
     for part in parts:
         for line in part.splitlines():
             assert len(line) <= columns or line.strip().startswith("--")  # the flag itself
+    for line in usage.splitlines()[1:]:
+        assert len(line) <= columns or len(line) - len(line.lstrip()) <= 2  # an option that is wider than the screen
     assert " ".join(COMMANDS[command].split()) in " ".join(parts[0].split())
 
 

@@ -31,7 +31,10 @@ class Parser(argparse.ArgumentParser):
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """A formatter that wraps each paragraph of a text by itself, and each line that is indented below its second column."""
+    """A formatter that wraps each paragraph of a text by itself, and each line that is indented below its second column.
+
+    The lines of the usage are indented less where the terminal is narrow.
+    """
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         lines: list[str] = []
@@ -41,6 +44,12 @@ class HelpFormatter(argparse.HelpFormatter):
                 column = min(first.end(), width // 2) if first else 0
                 lines += textwrap.wrap(line, width, subsequent_indent=" " * column) or [""]
         return "\n".join(lines)
+
+    def _format_usage(self, *parts: "Any") -> str:
+        usage = super()._format_usage(*parts)
+        if all(len(line) <= self._width for line in usage.splitlines()):
+            return usage
+        return re.sub(r"^ +", "  ", usage, flags=re.MULTILINE)  # argparse indents each line below the end of the command's name
 
 
 def open_closed_streams() -> None:

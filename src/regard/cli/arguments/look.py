@@ -14,13 +14,13 @@ from them: no attention matrix is stored. --out saves the recording for
 """
 KINDS = "induction, duplicate, previous token, first token, stripe, itself, local, broad or unclear"
 COLUMNS = """\
-The columns are means over the words of the text. Of a word's attention:
-  prev, self    on the word before, on itself
-  dup, ind      on earlier places of the same word, on what came after these
-  first, sink   on the first word; how many words have more than 0.3 there
-  local         on the 16 words before it and itself
-  dist, keys    how many words back it looks, at how many words
-  heavy         the share of all attention that a twentieth of the words gets"""
+The columns are means over the tokens of the text. Of a token's attention:
+  prev, self    on the token before, on itself
+  dup, ind      on earlier places of the same token, on what came after these
+  first, sink   on the first token; how many tokens have more than 0.3 there
+  local         on the 16 tokens before it and itself
+  dist, keys    how many tokens back it looks, at how many tokens
+  heavy         the share of all attention that a twentieth of the tokens gets"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

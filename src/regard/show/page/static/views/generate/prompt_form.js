@@ -12,7 +12,7 @@ const LETTERS = 72; // maximum number of letters of an example sentence
 // Create the form; it calls run({text, tokens, temperature, seed, model, chat}) and stop(). `set` sets how tokens are sampled, `busy` whether
 // the model is running.
 export function createPromptForm(app, { run, stop }) {
-  const text = el("textarea", { name: "text", rows: 2, "aria-label": "Prompt", placeholder: "Type a prompt for the model to continue", maxlength: app.start.limits.characters });
+  const text = el("textarea", { name: "text", rows: 2, dir: "auto", "aria-label": "Prompt", placeholder: "Type a prompt for the model to continue", maxlength: app.start.limits.characters });
   const go = el("button", { class: "primary" }, "Generate");
   const halt = el("button", { type: "button", class: "generate-stop", hidden: true, onclick: stop }, "Stop");
   const settings = renderSamplingControls(app);

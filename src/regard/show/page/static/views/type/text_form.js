@@ -9,7 +9,7 @@ const LETTERS = 72; // maximum number of letters of an example sentence
 // Create the form; it calls run(text). `offer` shows the sentences if the field is empty, `busy` sets whether the model runs.
 export function createTextForm(app, run) {
   const { translates, translation } = app.start;
-  const text = el("textarea", { name: "text", rows: 2, "aria-label": "Your text", placeholder: translates ? "Type a sentence to translate" : "Type a sentence, or paste a text", maxlength: app.start.limits.characters });
+  const text = el("textarea", { name: "text", rows: 2, dir: "auto", "aria-label": "Your text", placeholder: translates ? "Type a sentence to translate" : "Type a sentence, or paste a text", maxlength: app.start.limits.characters });
   const button = el("button", { class: "primary" }, translates ? "Translate" : "Run");
   const hint = el("span", { class: "note" }, `Enter ${translates ? "translates" : "runs the model"}, Shift+Enter starts a new line`);
   const form = el("form", { class: "type-form", onsubmit: (event) => {
