@@ -17,6 +17,7 @@ from regard.show.color_scale import Log
 from regard.show.notebook import pool_cells
 from regard.show.svg_matrix import SHADES
 from show.elements import EVIL, Page, pixels
+from show.implicit_recordings import SiluAttention, record_implicit
 from show.page.browser.recordings import draw_queries_and_keys, record_layers
 from show.small_recordings import record_long_text, record_small_model
 
@@ -270,3 +271,14 @@ def test_a_long_one_shows_the_last_query_of_each_bin_and_the_largest_weight_of_e
 def test_one_layer_one_head_and_one_token_are_not_plural():
     shown = Page(record_layers(*draw_queries_and_keys(1, 1, 1), words=[" one"])._repr_html_())
     assert "1 layer, 1 head, 1 token" in " ".join(shown.text.split())
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 7])
+def test_the_heads_of_a_short_text_are_large_enough_to_be_seen(tokens):
+    words = [f" w{n}" for n in range(tokens)]
+    recordings = record_layers(*draw_queries_and_keys(2, 3, tokens), words), record_implicit(tokens, SiluAttention, batch=1)
+    for recording in recordings:
+        (element,) = Page(recording._repr_html_()).all("img")
+        told = json.loads(element["data-frame"])
+        assert told["w"] / told["columns"] * tokens >= 23.9
+        assert told["h"] / told["rows"] * tokens >= 23.9

@@ -107,7 +107,7 @@ class Panel:
     @property
     def right(self) -> float:
         """Inches from the left edge of the matrix to the right edge of its color bar, or of its title."""
-        return max(self.size[0] + 0.85, 1.15 * measure_widest([self.title]))
+        return max(self.size[0] + 0.85, 1.15 * measure_widest([self.title]) + 0.1 * bool(self.title))
 
     @property
     def below(self) -> float:
@@ -421,8 +421,13 @@ def convert_to_array(values: Tensor | Sequence[float]) -> Array:
 
 
 def format_word(word: str) -> str:
-    """Format a word as a label: escape control characters, make blanks visible, cut at 18 characters."""
+    """Format a word as a label: escape control characters, make blanks visible, cut at 18 characters.
+
+    A word that would not be seen at all, such as a direction mark, is written as escapes.
+    """
     shown = escape_text(word) if word.strip(" ") else "␣" * len(word)
+    if not any(letter.isprintable() for letter in shown.strip(" ")):
+        shown = shown.encode("unicode_escape").decode("ascii")
     return shown if len(shown) <= 18 else shown[:17] + "…"
 
 

@@ -13,6 +13,8 @@ from regard.show.svg_matrix import RAMP, SIGNED_RAMP, Matrix, format_color, rend
 from regard.show.terminal import escape_text
 
 MAX_LISTED_WORDS = 4096  # maximum words that the pointer can show
+MAX_WIDTH, MAX_HEIGHT = 760.0, 520.0  # maximum pixels of a sheet of all heads
+CELL_PIXELS, HEAD_PIXELS = 3.0, 24.0  # minimum pixels of a cell of a sheet, and of a head
 CAPTION = "Rows are queries, from the top; columns are keys."
 
 
@@ -46,6 +48,12 @@ def render_legend(matrix: Matrix) -> str:
         look = f"background: {format_color(paper)}; color: {format_color(choose_ink(paper))}; padding: 0 5px; font-size: 11px"
         parts.append(f'<span style="{look}">{matrix.format_number(value)}</span>')
     return "".join(parts)
+
+
+def choose_sheet_size(sheet: Tensor, tile: tuple[int, int]) -> float:
+    """Return the pixels of the longer side of a sheet of heads: 3 for each cell, more where a head has few cells."""
+    cell = max(CELL_PIXELS, HEAD_PIXELS / max(tile))
+    return min(MAX_WIDTH if sheet.shape[1] > sheet.shape[0] else MAX_HEIGHT, cell * max(sheet.shape))
 
 
 def render_page(title: str, pictures: Sequence[str], note: str, rows: Sequence[str], columns: Sequence[str]) -> str:

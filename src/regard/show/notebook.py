@@ -23,7 +23,7 @@ from regard.observe.run import KINDS
 from regard.show.axis_words import get_key_words
 from regard.show.color_ramp import choose_ink, shade
 from regard.show.color_scale import MAX_LINEAR_TOKENS, MIN_LOG_WEIGHT, LinearScale, Log, Scale, choose_scale
-from regard.show.html_pictures import CAPTION, escape_html, render_figure, render_page, tile_heads
+from regard.show.html_pictures import CAPTION, choose_sheet_size, escape_html, render_figure, render_page, tile_heads
 from regard.show.number_format import format_count
 from regard.show.page.single_file import frame_page as frame_page  # Recording.page calls it here
 from regard.show.report_html import render_report
@@ -35,7 +35,6 @@ from regard.show.svg_matrix import Matrix, format_color
 MAX_HEADS, HEAD_CELLS, SINGLE_HEAD_CELLS = 16, 96, 240
 TILE_CELLS, MAX_SHEET_WEIGHTS = 24, 2**28  # cells per side of each head of a recording; maximum weights read for a sheet
 MAX_LETTERS = 400  # letters shown of a recording's text
-MAX_WIDTH, MAX_HEIGHT = 760.0, 520.0  # maximum pixels of a sheet of all heads
 THUMBNAIL_PIXELS = 150.0  # pixels of one head of several
 MAX_FULL_WEIGHTS = 2**24  # maximum weights of a head that are all read
 CHUNK_WEIGHTS = 2**22  # maximum weights in memory at a time
@@ -96,11 +95,10 @@ def render_recording(recording: Recording) -> str:
     sheet = tile_heads([weights for weights, _ in found])
     numbers = max((recording.heads(layer, kind) for layer in range(len(maps))), key=len)  # in the model, of those recorded
     heads, layers = ([f"{name} {n}" for n in places] for name, places in (("head", numbers), ("layer", range(len(maps)))))
-    size = min(MAX_WIDTH if sheet.shape[1] > sheet.shape[0] else MAX_HEIGHT, max(sheet.shape) * 3.0)
     tile = min(q, TILE_CELLS), min(k, TILE_CELLS)
     linear = isinstance(choose_scale(sheet, max(q, k)), LinearScale)
     look: tuple[Scale, tuple[float, float]] = (LinearScale(), (0.0, 1.0)) if linear else (Log(), (MIN_LOG_WEIGHT, 1.0))
-    matrix = Matrix(sheet, layers, heads, *look, (q, k), tile=tile, size=size, is_sampled=found[0][1])
+    matrix = Matrix(sheet, layers, heads, *look, (q, k), tile=tile, size=choose_sheet_size(sheet, tile), is_sampled=found[0][1])
     sampled = f" {TILE_CELLS} of the {q:,} queries were sampled." if found[0][1] else ""
     implicit, notes = render_implicit_sheet(recording, (q, k))
     summary = f"In each picture {CAPTION[0].lower()}{CAPTION[1:]}{sampled} {notes}".rstrip()

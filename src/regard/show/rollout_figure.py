@@ -38,7 +38,7 @@ def draw_rollout(
     found = torch.stack([one[row, 0] for one in (*parts, whole)])
     words = get_key_words(recording, row, found.shape[1])
     place = query % len(words)
-    name = f"rollout to “{format_word(words[place].strip(' '))}”, token {place:,}" if title is None else title
+    name = f"rollout to “{format_word(words[place].strip(' ') or words[place])}”, token {place:,}" if title is None else title
     over = "token"
     if len(words) > MAX_WORDS:
         (found, words), over = sum_bins(found), "tokens from this one on"

@@ -9,13 +9,13 @@ from regard.map.implicit_map import ImplicitMap
 from regard.map.pooling import bin_edges
 from regard.observe import Recording
 from regard.show.color_scale import SignedLog, choose_signed_scale
-from regard.show.html_pictures import CAPTION, escape_html, render_figure, render_page, tile_heads
+from regard.show.html_pictures import CAPTION, choose_sheet_size, escape_html, render_figure, render_page, tile_heads
 from regard.show.page.implicit_pictures import SIGNED_LOG, SIGNS, build_implicit_map, list_implicit_layers
 from regard.show.svg_matrix import Matrix
 
 MAX_HEADS, HEAD_CELLS, SINGLE_HEAD_CELLS, TILE_CELLS = 16, 96, 240, 24  # heads drawn of a map; cells per side of each
 MAX_ENTRIES = 2**24  # entries computed for all pictures of a value; beyond, rows are sampled
-THUMBNAIL_PIXELS, MAX_WIDTH, MAX_HEIGHT = 150.0, 760.0, 520.0  # of one head of several; of a sheet
+THUMBNAIL_PIXELS = 150.0  # of one head of several
 
 
 def render_implicit_map(m: ImplicitMap) -> str:
@@ -52,7 +52,7 @@ def render_implicit_sheet(recording: Recording, size: tuple[int, int]) -> tuple[
     maps = [build_implicit_map(recording.last, one.calls) for _, one in chosen]
     found = [pool_entries(m, shown, TILE_CELLS, MAX_ENTRIES // sum(heads)) for m, shown in zip(maps, heads, strict=True)]
     sheet, is_sampled = tile_heads([entries for entries, _ in found]), found[0][1]
-    scale = choose_signed_scale(sheet, max(q, k))
+    scale, tile = choose_signed_scale(sheet, max(q, k)), (min(q, TILE_CELLS), min(k, TILE_CELLS))
     matrix = Matrix(
         sheet,
         [f"layer {n}" for n, _ in chosen],
@@ -60,8 +60,8 @@ def render_implicit_sheet(recording: Recording, size: tuple[int, int]) -> tuple[
         scale,
         scale.ends(sheet.flatten().tolist()),
         (q, k),
-        tile=(min(q, TILE_CELLS), min(k, TILE_CELLS)),
-        size=min(MAX_WIDTH if sheet.shape[1] > sheet.shape[0] else MAX_HEIGHT, max(sheet.shape) * 3.0),
+        tile=tile,
+        size=choose_sheet_size(sheet, tile),
         is_sampled=is_sampled,
         has_words=size == (q, k),
     )
