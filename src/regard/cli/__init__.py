@@ -1,6 +1,7 @@
 """The command line: one module per command, which parses options, calls the library and prints; the flags are in arguments/."""
 
 import argparse
+import errno
 import os
 import re
 import sys
@@ -97,8 +98,8 @@ def main(arguments: Sequence[str] | None = None, importing: AbstractContextManag
         except ReaderGoneError:  # e.g. `head` has read enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
-        except OSError as error:  # e.g. a full disk
-            return report_error(given, str(error))
+        except OSError as error:
+            return report_error(given, describe_os_error(error))
 
 
 def run_command(given: Sequence[str], importing: AbstractContextManager[None]) -> int:
@@ -129,6 +130,14 @@ def run_command(given: Sequence[str], importing: AbstractContextManager[None]) -
     with compilation.print_compilation(options.command):
         code: int = module.run(options)
     return code
+
+
+def describe_os_error(error: OSError) -> str:
+    """Return a sentence on an error of the operating system, without its number."""
+    why = error.strerror or str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return f"{error.filename or 'the output'} could not be written: {why}. Make space, or write it elsewhere."
+    return f"{error.filename}: {why}." if error.filename else f"{why}."
 
 
 def report_error(given: Sequence[str], message: str) -> int:

@@ -188,3 +188,15 @@ def test_tokens_that_are_too_many_for_words_are_numbered(open_page, addresses, a
     for text, middle, gap in labels:
         assert middle == pytest.approx((int(text) + 0.5) / LONG, abs=0.01)
         assert 0 < gap < 10
+
+
+def test_a_saved_picture_has_the_matrix_and_its_tokens(open_page, addresses, tmp_path):
+    page = wait_until_settled(open_page(f"{addresses['mixed file']}#view=implicit&b=1"))
+    page.get_by_role("button", name="Save").click()
+    with page.expect_download() as saved:
+        page.get_by_role("menuitem", name="SVG").click()
+    saved.value.save_as(tmp_path / "picture.svg")
+    text = (tmp_path / "picture.svg").read_text(encoding="utf-8")
+    assert text.count("<image ") == 1
+    for n in range(T):
+        assert text.count(f">b{n}</text>") == 2
