@@ -151,6 +151,28 @@ def split_channels(table: AxisTable, dims: Dims, queries: Axes) -> tuple[Axes, A
     return batch, tuple(axis for axes in rows for axis in axes)
 
 
+def find_joined_heads(table: AxisTable, form: ScoreForm, features: Axes, width: Axes) -> tuple[ScoreStep, int] | None:
+    """Return the step that keeps products of features with values of the same head alone, and the number of heads; or None.
+
+    Heads that are joined in one product have a table with blocks of ones on its diagonal.
+    """
+    for step in form.steps if len(features) == len(width) == 1 else ():
+        x = step.operand
+        if not isinstance(x, Tensor) or list_axes(table, step.dims) != {*features, *width} or x.is_complex():
+            continue
+        if step.kind is StepKind.FILL and not step.amount:
+            x = ~x
+        elif step.kind is not StepKind.MULTIPLY:
+            continue
+        kept = table.arrange(x.detach(), step.dims, (features, width))
+        count = kept.shape[1] // max(1, int((kept[0] != 0).sum()))
+        if count > 1 and not (kept.shape[0] % count or kept.shape[1] % count):
+            block = torch.ones(kept.shape[0] // count, kept.shape[1] // count, device=kept.device)
+            if torch.equal(kept.to(block.dtype), torch.block_diag(*[block] * count)):
+                return step, count
+    return None
+
+
 def group_axes(table: AxisTable, roles: ChainRoles, form: ScoreForm | None) -> tuple[Groups, Axes]:
     """Return the groups of axes of a call, and the features of queries and keys. Heads that share keys are the last ones.
 
@@ -190,18 +212,27 @@ def read_call(
     if product.added is not None:
         raise UnreadableError(CHANGED.format("an addition"))
     groups, features = group_axes(table, roles, trace.form)
-    first, queries, keys = (groups.batch, groups.heads), groups.queries, groups.keys
-    four = (*first, queries, groups.width)
+    assert trace.form is not None
+    queries, keys, width, steps = groups.queries, groups.keys, groups.width, trace.form.steps
+    heads_of_keys, heads = groups.heads, groups.heads
+    joined = find_joined_heads(table, trace.form, features, width)
+    if joined is not None:  # heads of queries and keys are other axes than those of values
+        steps = tuple(step for step in steps if step is not joined[0])
+        (head, feature), (own_head, column) = (table.split_axis(axes[0], joined[1]) for axes in (features, width))
+        features, width = (feature,), (column,)
+        heads_of_keys, heads = (*heads_of_keys, head), (*heads, own_head)
+    first, four = (groups.batch, heads_of_keys), (groups.batch, heads, queries, width)
     outputs = table.arrange(y.detach(), roles.dims, four).clone()  # y may be written into, as by a residual connection
     q = table.arrange(roles.q, roles.q_dims, (*first, queries, features))
-    v = table.arrange(roles.v, roles.v_dims, (*first, keys, groups.width))
+    v = table.arrange(roles.v, roles.v_dims, (*four[:2], keys, width))
     k = table.arrange(roles.k, roles.k_dims, (*first, keys, features))
     k = k if product.factor == 1 else k * product.factor
-    assert trace.form is not None
     is_summed = False
-    for step in trace.form.steps:
+    for step in steps:
         if step.kind is StepKind.MULTIPLY and isinstance(step.operand, Tensor):
             axes = list_axes(table, step.dims)
+            if axes & {*features} and axes & {*width}:
+                raise UnreadableError(CHANGED.format("a table of features and values"))
             if is_summed or (axes & set(queries) and not axes & set(keys)):
                 q = q * table.arrange(step.operand, step.dims, (*first, queries, features))
             elif not is_causal_table(table, step, queries, keys):
