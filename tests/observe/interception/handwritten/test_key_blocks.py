@@ -225,6 +225,15 @@ def test_a_loop_over_blocks_of_buffers_is_recorded_as_one_call():
         assert_one_exact_map(loop_in_place, None, None)
 
 
+@pytest.mark.parametrize(("form", "visible", "bias"), LOOPS.values(), ids=LOOPS)
+def test_every_layer_with_a_loop_over_blocks_of_keys_is_recorded(form, visible, bias):
+    layers = [Attention(lambda q, k, v: form(q, k, v).transpose(1, 2).flatten(2)) for _ in range(3)]
+    recording, _ = record_and_compare(nn.Sequential(*layers), lambda m: m(torch.randn(B, T, C)))
+    assert recording.names == ["0", "1", "2"]
+    for n, layer in enumerate(layers):
+        assert_equal(recording.map(n).dense(), compute_weights(layer.q, layer.k, visible, bias))
+
+
 def test_a_loop_over_blocks_of_bounded_scores_is_recorded_as_one_call():
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         largest, sums, context = torch.full((B, H, T, 1), -1e30), 0, 0

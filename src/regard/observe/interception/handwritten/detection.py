@@ -77,6 +77,9 @@ class HandwrittenTracker(ProductTracker):
         self, frames: list[ModuleFrame], func: Any, name: str, role: Role | None, args: Any, kwargs: Any, result: Any
     ) -> HandwrittenCall | None:
         """Follow a function; return the call of attention that it completes, or None."""
+        if isinstance(result, Tensor) and result in self.blocks.contexts:
+            self.drop(result)  # what a loop over blocks of keys has added up and rescaled
+            return None
         if is_maximum_of_two(name, args, kwargs):
             name, role = "maximum", infer_role("maximum")
         if name in POWERS and len(args) == 2 and (power := name_exponential(name, args)):

@@ -48,8 +48,7 @@ class WeightTracker(ScoreTracker):
         """Follow the entrywise product of weights x with values; return whether there are any values."""
         if trace.kind is not TraceKind.WEIGHTS or strip_affixes(name) not in ("mul", "multiply", "addcmul"):
             return False
-        is_rescaled = any(v in self.blocks.contexts for v in tensors)  # what a loop over blocks of keys has added up
-        if is_rescaled or any(gates_entries(frames[-1], trace, x, v) for v in tensors if v is not x):
+        if any(gates_entries(frames[-1], trace, x, v) for v in tensors if v is not x):
             self.drop(y)
             return True
         if y.numel() <= trace.size and not trace.is_by_channel:
