@@ -349,3 +349,8 @@ def log_child(frame: ModuleFrame, child: nn.Module, args: Any, kwargs: Any, outp
     """Log a child of the module that runs."""
     name = PARAMETRIZES if type(child) is ParametrizationList else find_activation_name(type(child).__name__)
     frame.log_operation(args, kwargs, output, name, child=type(child))
+    pattern = getattr(child, "pattern", None) if type(child).__module__.startswith("einops.") else None
+    shapes = frame.noted[-1].shapes
+    if pattern is not None and shapes is not None and type(child).__name__ == "Rearrange":
+        lengths = dict(vars(child).get("axes_lengths", {}))
+        frame.noted[-1] = frame.noted[-1]._replace(shapes=shapes._replace(how=(pattern, lengths)))

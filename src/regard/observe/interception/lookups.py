@@ -37,7 +37,10 @@ class Copy(NamedTuple):
 
 
 class Shapes(NamedTuple):
-    """The shapes of what an operation was given and of its result; the equation of an einsum, or the index of a slice."""
+    """The shapes of what an operation was given and of its result, and how it moved their axes.
+
+    So do the equation of an einsum, the index of a slice, or the pattern of einops's layer Rearrange with the lengths of axes.
+    """
 
     given: tuple[tuple[int, ...], ...]
     result: tuple[int, ...]

@@ -323,6 +323,41 @@ class Streams(nn.Module):
         return streams.sum(2)
 
 
+class Connection(nn.Module):
+    """Streams (b s, t, c), in the batch of the argument, that a matrix for each token mixes."""
+
+    def __init__(self, style: str) -> None:
+        super().__init__()
+        self.style, self.mix, self.alpha = style, nn.Linear(C, 5), nn.Parameter(torch.randn(4, 5))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        streams = x.unflatten(0, (-1, 4)).movedim(1, 2)
+        alpha = self.mix(F.layer_norm(streams, (C,))) + self.alpha
+        if self.style == "in the batch, a softmax":
+            alpha = alpha.softmax(-2)
+        elif self.style == "in the batch, a Sinkhorn iteration":
+            alpha = F.normalize(F.normalize(alpha.exp(), p=1, dim=-2), p=1, dim=-1)
+        mixed = torch.einsum("btsn,btsc->btnc", alpha, streams)
+        return mixed[:, :, 0], mixed[:, :, 1:].movedim(2, 1).flatten(0, 1)
+
+
+class FoldedStreams(nn.Module):
+    """Hyper-connections of tokens and of memory tokens that are put before them."""
+
+    def __init__(self, style: str) -> None:
+        super().__init__()
+        self.memory, self.layer = nn.Parameter(torch.randn(3, C)), nn.Linear(C, C)
+        self.connections = nn.ModuleList(Connection(style) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = torch.cat([self.memory.expand(len(x), -1, -1), x], 1)
+        streams = tokens.repeat_interleave(4, 0)
+        for connection in self.connections:
+            one, streams = connection(streams)
+            streams = streams + self.layer(one).repeat_interleave(4, 0)
+        return streams.unflatten(0, (-1, 4)).sum(1)[:, 3:]
+
+
 class NormedWeights(nn.Module):
     """A feedforward layer whose weights are computed by modules."""
 
@@ -412,6 +447,7 @@ def list_modules() -> dict[str, nn.Module]:
         ],
         Skinning: ["of one cloud", "of a batch"],
         Streams: ["of each stream", "as in a Sinkhorn iteration", "softmax", "sigmoid", "mixed alone"],
+        FoldedStreams: ["in the batch", "in the batch, a softmax", "in the batch, a Sinkhorn iteration"],
     }
     found = {f"{kind.__name__}: {style}": kind(style) for kind, names in styles.items() for style in names}
     return found | {"NormedWeights": NormedWeights(), "Rotary": Rotary()}

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from einops.layers.torch import Rearrange
 from torch import Tensor, nn
 
 from observe.recording_checks import EQUAL, record_and_compare
@@ -215,3 +216,26 @@ def test_the_heads_of_a_decoding_step_are_those_of_its_layer_in_every_order_of_a
 
     recording, _ = record_and_compare(model, step)
     torch.testing.assert_close(recording.calls[0].map.dense(), part.weights, rtol=0, atol=EQUAL)
+
+
+class Windows(nn.Module):
+    """Heads that a layer of einops splits, in windows that are rows of the batch, with memory tokens before their keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.memory, self.attend = nn.Linear(WIDTH, 3 * H * D), nn.Parameter(torch.randn(H, 2, D)), Inner()
+        self.split, self.weights = Rearrange("b n (h d) -> b h n d", h=H), torch.empty(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (self.split(one) for one in self.project(x).chunk(3, -1))
+        q, k, v = (one.unflatten(2, (-1, 5)).transpose(1, 2).flatten(0, 1) for one in (q, k, v))
+        k, v = (torch.cat([self.memory.expand(len(one), -1, -1, -1), one], 2) for one in (k, v))
+        self.weights = (q @ k.mT).softmax(-1).detach()
+        return self.attend(q, k, v)
+
+
+@pytest.mark.parametrize("b", [1, 2, 3, 5])
+def test_heads_that_a_layer_of_einops_splits_are_no_windows(b):
+    part = Windows()
+    recording, _ = record_and_compare(nn.Sequential(part), lambda m: m(torch.randn(b, 10, WIDTH)))
+    torch.testing.assert_close(recording.map(0).dense(), part.weights, rtol=0, atol=EQUAL)

@@ -18,6 +18,7 @@ from regard.observe.interception.handwritten.edge_softmax import skip_layouts
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct, Labels
 from regard.observe.interception.handwritten.projections import Projection, find_projection, has_features_last
 from regard.observe.interception.handwritten.query_axes import list_axes
+from regard.observe.interception.handwritten.row_provenance import find_places_of_argument
 from regard.observe.interception.handwritten.score_form import ScoreForm, StepKind
 from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims
 from regard.observe.interception.provenance import TOKEN, ModuleFrame
@@ -150,12 +151,19 @@ def has_values_of_each_query(table: AxisTable, roles: ChainRoles) -> bool:
 def mixes_within_tokens(frames: list[ModuleFrame], product: LabelledProduct, labels: Labels) -> bool:
     """Return whether the rows with these labels are parts of each token, as the streams of hyper-connections.
 
-    So it is where a product has a matrix for each token of an input, ids (b, t) or (b, t, c), and no input has as many rows.
+    So it is where a product has a matrix for each token of an input, ids (b, t) or (b, t, c), and no input has as many rows, or
+    for each of the tokens of an argument (b s, t, c), whose s streams it sums.
     """
     batch = [label for label in product.result if all(label in one for one in product.labels)]
     count, rows = (math.prod(map(product.get_size, one)) for one in (batch, labels))
     inputs = (x for frame in frames for x in frame.input_tensors)
     shapes = [x.shape for x in inputs if x.dim() == 3 or (x.dim() == 2 and not x.is_floating_point())]
+    summed = {label for one in product.labels for label in one if label not in product.result}
+    streams = math.prod(map(product.get_size, summed))
+    if any(rows not in shape[1:] and count * streams == shape[0] * shape[1] for shape in shapes) and streams > 1:
+        own = zip(product.operands, product.labels, strict=True)
+        if any(find_places_of_argument(frames[-1], x, [labels.index(one) for one in summed]) == {0} for x, labels in own):
+            return True
     are_tokens = any(rows in (shape if rows > 1 else shape[1:]) for shape in shapes)  # a batch of 1 is no token
     return not are_tokens and any(count == shape[0] * shape[1] for shape in shapes)
 

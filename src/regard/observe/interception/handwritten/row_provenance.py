@@ -5,6 +5,7 @@ what it multiplies, also where each head has a matrix of its own, as that which 
 """
 
 import math
+import re
 import weakref
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -83,8 +84,7 @@ class RowSearch:
         place = Place(weakref.ref(x), self.table.expand_dims(dims))
         for frame in reversed(frames):
             for _ in range(STEPS):
-                one = place.tensor
-                makers = [maker for maker in frame.find_makers(one) if not (maker.given and maker.given[0] is one)]
+                makers = list_makers(frame, place.tensor)
                 if not makers:
                     break  # an argument of the module
                 found = self.find_rows_of_layer(frame, makers[-1], place.dims)
@@ -133,6 +133,8 @@ class RowSearch:
         largest = find_largest(frame, maker)
         if maker.child is not None:
             shapes = maker.shapes
+            if shapes is not None and shapes.how is not None:
+                return self.step_back_pattern(maker, dims)
             return None if shapes is None or shapes.given[0] != shapes.result else Place(maker.given[0], dims)
         if name in JOINS_PARTS and maker.layout is not None:
             return self.step_back_join(frame, maker, dims)
@@ -182,19 +184,20 @@ class RowSearch:
     def step_back_join(self, frame: ModuleFrame, maker: Operation, dims: Dims) -> Place | None:
         """Return the last of the tensors of tokens that were joined, as the new one behind a cache."""
         assert maker.layout is not None
-        before, after, *_ = maker.layout
+        _, after, *_ = maker.layout
         axis, fitted = find_joining_axis(maker.layout), fit_dims(dims, len(after))
-        tokens = [n for n, one in enumerate(maker.given) if frame.find_contents(one) == TOKEN]
-        if fitted is None or 0 in before or not tokens:
+        given = enumerate(zip(maker.given, maker.sizes, strict=True))
+        tokens = [n for n, (one, size) in given if size and frame.find_contents(one) == TOKEN]
+        if fitted is None or 0 in after or not tokens:
             return None
         if maker.name == "stack":
             return Place(maker.given[tokens[-1]], (*fitted[:axis], *fitted[axis + 1 :]))
-        shape = [*before]
-        shape[axis] = maker.sizes[tokens[-1]] * before[axis] // math.prod(before)
+        shape = [*after]
+        shape[axis] = maker.sizes[tokens[-1]] * after[axis] // math.prod(after)
         whole = self.widen(fitted, shape)
         if fitted[axis] and not whole[axis]:
             return None  # one number, which does not show what the others are
-        self.joined |= {*whole[axis]}
+        self.joined |= {*whole[axis]} - {*fitted[axis]}
         return Place(maker.given[tokens[-1]], whole)
 
     def step_back_slice(self, maker: Operation, dims: Dims) -> Place | None:
@@ -215,6 +218,23 @@ class RowSearch:
                 size = next(sizes)
                 found.append(self.table.add_axis(size) if type(one) is int else self.widen_axes(left.pop(0), size))
         return Place(maker.given[0], tuple(found))
+
+    def step_back_pattern(self, maker: Operation, dims: Dims) -> Place | None:
+        """Return the tensor that einops's layer Rearrange was given, and the axes of its dimensions."""
+        assert maker.shapes is not None
+        (shape, *_), _, (pattern, lengths) = maker.shapes
+        left, right = pattern.split("->")
+        others = len(shape) - len(parse_axes(left, 0))
+        before, after = parse_axes(left, others), parse_axes(right, others)
+        sizes = find_axis_sizes(before, shape, lengths)
+        order = [name for group in after for name in group]
+        if sizes is None or not sizes.keys() >= {*order}:
+            return None
+        single = self.table.regroup(dims, [sizes[name] for name in order])
+        if single is None:
+            return None
+        axes = dict(zip(order, single, strict=True))
+        return Place(maker.given[0], tuple(tuple(axis for name in group for axis in axes.get(name, ())) for group in before))
 
     def step_back_permutation(self, maker: Operation, dims: Dims) -> Place | None:
         """Return the tensor whose axes an einsum permuted, and the axes of its dimensions."""
@@ -239,6 +259,28 @@ class RowSearch:
         return Place(maker.given[labels.place], self.widen(found, labels.shape))
 
 
+def find_places_of_argument(frame: ModuleFrame, x: Tensor, dims: Sequence[int]) -> set[int]:
+    """Return the dimensions of the argument of a module that some dimensions of x are parts of; none if that is not known."""
+    table = AxisTable()
+    place, search = Place(weakref.ref(x), table.add_dims(x.shape)), RowSearch(table)
+    own = {axis for n in dims for axis in place.dims[n]}
+    for _ in range(STEPS):
+        makers = list_makers(frame, place.tensor)
+        if not makers:
+            expanded = {*table.expand_axes((*own,))}
+            return {n for n, axes in enumerate(table.expand_dims(place.dims)) if expanded.intersection(axes)}
+        before = search.step_back(frame, makers[-1], place.dims)
+        if before is None:
+            break
+        place = before
+    return set()
+
+
+def list_makers(frame: ModuleFrame, x: TensorRef) -> list[Operation]:
+    """Return the operations of a module that made a tensor, without those that wrote into it."""
+    return [maker for maker in frame.find_makers(x) if not (maker.given and maker.given[0] is x)]
+
+
 class Factors(NamedTuple):
     """The labels of tokens, of weights and of the product of both, and the place and shape of the tokens."""
 
@@ -247,6 +289,28 @@ class Factors(NamedTuple):
     result: Labels
     place: int  # from the last
     shape: Sequence[int]
+
+
+def parse_axes(side: str, rank: int) -> list[list[str]]:
+    """Return the names of the axes of each dimension on one side of a pattern of einops; 1 is no axis.
+
+    An ellipsis stands for a number of dimensions.
+    """
+    groups = [(found[1] or found[0]).split() for found in re.finditer(r"\(([^)]*)\)|\S+", side)]
+    others = [[f"...{n}"] for n in range(rank)]
+    expanded = [one for group in groups for one in (others if group == ["..."] else [group])]
+    return [[name for name in group if name not in ("1", "()")] for group in expanded]
+
+
+def find_axis_sizes(groups: list[list[str]], shape: Sequence[int], lengths: dict[str, int]) -> dict[str, int] | None:
+    """Return the sizes of axes whose groups make up a shape, some with lengths that are known; None for other patterns."""
+    if len(groups) != len(shape) or any(len({*group} - lengths.keys()) > 1 for group in groups):
+        return None
+    sizes = dict(lengths)
+    for group, size in zip(groups, shape, strict=True):
+        known = math.prod(lengths[name] for name in group if name in lengths)
+        sizes |= {name: size // max(known, 1) for name in group if name not in lengths}
+    return sizes
 
 
 def find_largest(frame: ModuleFrame, maker: Operation) -> TensorRef:
