@@ -137,7 +137,7 @@ class Grouped(nn.Module):
         return (weights @ v).flatten(1)
 
 
-@pytest.mark.parametrize(("b", "t"), [(2, 5), (1, 5), (2, 1), (3, 3), (6, 1)])
+@pytest.mark.parametrize(("b", "t"), [(2, 5), (1, 5), (2, 1), (2, 2), (3, 3), (6, 1)])
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("is_outer", [True, False])
 @pytest.mark.parametrize("linear", [nn.Linear, OwnLinear])

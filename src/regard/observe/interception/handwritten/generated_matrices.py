@@ -9,7 +9,9 @@ from regard.observe.interception.function_roles import Role, infer_role
 from regard.observe.interception.handwritten.ancestor_search import find_token_inputs, is_activation, is_end, walk_back
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct
 from regard.observe.interception.handwritten.projections import Projection, has_features_last
+from regard.observe.interception.handwritten.row_provenance import RowSearch
 from regard.observe.interception.handwritten.score_form import is_broadcast
+from regard.observe.interception.handwritten.tensor_axes import AxisTable
 from regard.observe.interception.provenance import ModuleFrame, Operation
 
 
@@ -31,7 +33,15 @@ def multiplies_generated_matrix(frames: list[ModuleFrame], product: LabelledProd
     others = [product.get_size(label) for label in product.labels[place] if label not in batch]
     has_rows = any(product.get_size(label) > 1 for label in product.list_rows(place))
     is_of_token = not is_broadcast(product, batch[-1])  # else all queries share it, as the keys of all heads
-    return has_rows and is_of_token and sizes[-1] not in others
+    return has_rows and is_of_token and sizes[-1] not in others and has_rows_of_layer(frames, product, place, batch[-1])
+
+
+def has_rows_of_layer(frames: list[ModuleFrame], product: LabelledProduct, place: int, label: Hashable) -> bool:
+    """Return whether a dimension of an operand with a label is of rows of what a layer projected, not of heads, or may be."""
+    table, x = AxisTable(), product.operands[place]
+    dims = table.add_dims(x.shape)
+    found = RowSearch(table).find(frames, x, dims)
+    return found is None or found.rows >= {*table.expand_axes(dims[product.labels[place].index(label)])}
 
 
 def is_stored_by_row(product: LabelledProduct, place: int, batch: list[Hashable]) -> bool:
