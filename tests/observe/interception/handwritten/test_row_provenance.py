@@ -9,6 +9,7 @@ from einops.layers.torch import Rearrange
 from torch import Tensor, nn
 
 from observe.recording_checks import EQUAL, record_and_compare
+from regard.observe import record
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -239,3 +240,30 @@ def test_heads_that_a_layer_of_einops_splits_are_no_windows(b):
     part = Windows()
     recording, _ = record_and_compare(nn.Sequential(part), lambda m: m(torch.randn(b, 10, WIDTH)))
     torch.testing.assert_close(recording.map(0).dense(), part.weights, rtol=0, atol=EQUAL)
+
+
+class Viewed(nn.Module):
+    """A layer that splits heads off by views, and may repeat keys and values once."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.shape = shape
+        self.q, self.k, self.v = (nn.Linear(12, 12) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (one(x).view(len(x), *self.shape) for one in (self.q, self.k, self.v))
+        k, v = (one.repeat_interleave(1, 1) for one in (k, v))
+        return ((q @ k.mT / 2).softmax(-1) @ v).flatten(1)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(3, 6, 4), (6, 3, 4)],  # heads before the tokens, which mixes them, and heads of each token that attend to one another
+)
+def test_heads_that_a_view_mixes_with_tokens_are_read_by_their_dimensions(shape):
+    layer, x = Viewed(*shape), torch.randn(2, 6, 12)
+    with record(layer) as recording:
+        layer(x)
+    q, k = (one(x).view(2, *shape) for one in (layer.q, layer.k))
+    assert not recording.missed
+    torch.testing.assert_close(recording.map(0).dense(), (q @ k.mT / 2).softmax(-1), rtol=0, atol=EQUAL)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from regard.observe.interception.folded_heads import SAME_AXES, find_joining_axis, find_order
 from regard.observe.interception.function_roles import Role, infer_role, strip_affixes
-from regard.observe.interception.handwritten.ancestor_search import CONVERSIONS, CONVOLUTIONS, TensorRef
+from regard.observe.interception.handwritten.ancestor_search import CONVERSIONS, CONVOLUTIONS, REPEATS, TensorRef
 from regard.observe.interception.handwritten.labelled_product import Labels, label_product, label_terms
 from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims
 from regard.observe.interception.lookups import JOINS_PARTS, PERMUTES_AXES, PRODUCTS_OF_TWO, SPLITS
@@ -23,7 +23,7 @@ from regard.observe.interception.provenance import TOKEN, ModuleFrame, Operation
 
 STEPS = 40  # functions that are followed back, at most
 BY_ENTRY = (Role.NONLINEAR, Role.POWER, Role.ADD, Role.MULTIPLY)
-SAME_ENTRIES = SAME_AXES | CONVERSIONS | {"masked_fill", "where", "normalize", "layer_norm", "rms_norm", "dropout"}
+SAME_ENTRIES = SAME_AXES | CONVERSIONS | REPEATS | {"masked_fill", "where", "normalize", "layer_norm", "rms_norm", "dropout"}
 
 
 class RowAxes(NamedTuple):
@@ -31,6 +31,7 @@ class RowAxes(NamedTuple):
 
     rows: set[int]
     batch: set[int]
+    groups: tuple[set[int], ...] = ()  # the rows of each dimension of the projection
 
 
 class Place(NamedTuple):
@@ -57,7 +58,7 @@ class RowSearch:
         found, splits = self.search(frames, x, dims), list[tuple[int, Axes]]()
         while len(self.table.parts) > before:
             splits.append(self.table.parts.popitem())
-        if found is None:
+        if found is None or mixes_tokens([list_split(axes, dict(splits)) for axes in self.table.expand_dims(dims)], found):
             return None
         rows = RowAxes(set(), set())
         for axis in axes:
@@ -66,10 +67,7 @@ class RowSearch:
 
     def settle(self, axis: int, splits: dict[int, Axes], found: RowAxes, rows: RowAxes) -> None:
         """Add an axis to some rows if its parts are among those that were found, and split it if only some are."""
-        parts = [axis]
-        while not splits.keys().isdisjoint(parts):
-            parts = [part for one in parts for part in splits.get(one, (one,))]
-        kinds = {(part in found.rows, part in found.batch) for part in parts}
+        kinds = {(part in found.rows, part in found.batch) for part in list_split((axis,), splits)}
         if len(kinds) > 1:
             self.table.parts[axis] = splits[axis]
             for part in splits[axis]:
@@ -123,7 +121,7 @@ class RowSearch:
                     return None
                 if group & parts:
                     group |= own
-        return RowAxes(set().union(*groups), groups[0] if len(groups) > 1 else set())
+        return RowAxes(set().union(*groups), groups[0] if len(groups) > 1 else set(), tuple(groups))
 
     def step_back(self, frame: ModuleFrame, maker: Operation, dims: Dims) -> Place | None:
         """Return a tensor that an operation was given and the axes of its dimensions, from those of the result."""
@@ -257,6 +255,26 @@ class RowSearch:
         own = zip(labels.tokens, labels.shape, strict=True)
         found = tuple(axes[label] if label in axes else self.table.add_axis(size) for label, size in own)
         return Place(maker.given[labels.place], self.widen(found, labels.shape))
+
+
+def list_split(axes: Axes, splits: dict[int, Axes]) -> Axes:
+    """Return axes with those that are split replaced by their parts."""
+    while not splits.keys().isdisjoint(axes):
+        axes = tuple(part for one in axes for part in splits.get(one, (one,)))
+    return axes
+
+
+def mixes_tokens(dims: Sequence[Axes], found: RowAxes) -> bool:
+    """Return whether the rows of one dimension of a projection are in several of a tensor, one of which has features too.
+
+    So they are where heads are split off by a view without a transposition, a mistake: its dimensions are what it means them
+    to be.
+    """
+    for group in found.groups:
+        own = [{*axes} for axes in dims if group.intersection(axes)]
+        if len(own) > 1 and not set().union(*own) <= found.rows:
+            return True
+    return False
 
 
 def find_places_of_argument(frame: ModuleFrame, x: Tensor, dims: Sequence[int]) -> set[int]:
