@@ -329,6 +329,8 @@ class AttentionFunctionMode(TorchFunctionMode):
         owners = list_owners()
         for found, divisor in undivided:
             self.undivided.add(context, found, divisor, owners)
+        if call.trace.extent:
+            self.tracker.merged_blocks.calls.append((call.trace.roots, owners))
         if not postponed:
             self.tracker.used.add_call(call.trace.roots, owners, STATE.frames)
         self.weight_steps.forget(call.tensor)

@@ -116,6 +116,8 @@ def call_in_frame(call: Callable[..., Any], module: nn.Module, *args: Any, **kwa
                 STATE.mode.report_recurrence(frame)
         if len(STATE.frames) == 1 and STATE.mode.undivided.notes:
             STATE.mode.report_undivided()
+        if len(STATE.frames) == 1 and STATE.mode.tracker.merged_blocks.sums:
+            STATE.mode.tracker.merged_blocks.report()
         if layer is not None and STATE.frames:  # also one that was no longer held
             STATE.mode.layers.learn(frame, layer)
         return result

@@ -11,6 +11,7 @@ from observe.interception.handwritten.handwritten_attention import CAUSAL, B, C,
 from observe.recording_checks import assert_equal, compute_weights, record_and_compare
 from regard.observe.interception.handwritten.joined_blocks import UNORDERED
 from regard.observe.interception.handwritten.key_blocks import BLOCKS, OTHERWISE
+from regard.observe.interception.handwritten.merged_blocks import MERGED
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -329,3 +330,41 @@ def test_an_intervention_warns_of_calls_of_a_changed_module_that_are_missed():
         with regard.intervene(model, regard.KnockOut(layer=0)):
             model(torch.randn(B, T, C))
     assert [str(one.message) for one in said] == [f"A part of the output of 0 was not changed: {BLOCKS}."]
+
+
+def merge_blocks(q: Tensor, k: Tensor, v: Tensor, *, is_last: bool, by_stack: bool) -> Tensor:
+    """Merge softmaxes over blocks of keys by the logarithms of their sums, as flash decoding and ring attention do."""
+    contexts, sums = list[Tensor](), list[Tensor]()
+    for start in range(0, T, 2):
+        part = scores(q, k[:, :, start : start + 2])
+        total = part.new_zeros(()) if is_last else part.logsumexp(-1, keepdim=True)
+        contexts.append(part.softmax(-1) @ v[:, :, start : start + 2])
+        sums.append(part.logsumexp(-1, keepdim=True) if is_last else total)
+    if by_stack:
+        return torch.einsum("nbhqi,nbhqd->bhqd", torch.stack(sums).softmax(0), torch.stack(contexts))
+    context, total = contexts[0], sums[0]
+    for one, other in zip(contexts[1:], sums[1:], strict=True):
+        context = context - torch.sigmoid(other - total) * (context - one)
+        total = torch.logaddexp(total, other)
+    return context
+
+
+@pytest.mark.parametrize("by_stack", [True, False])
+@pytest.mark.parametrize("is_last", [True, False])
+def test_it_is_noted_that_blocks_of_keys_are_merged_by_the_logarithms_of_their_sums(is_last, by_stack):
+    model = nn.Sequential(Own(lambda q, k, v: merge_blocks(q, k, v, is_last=is_last, by_stack=by_stack)))
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with regard.record(model) as recording:
+            model(torch.randn(B, T, C))
+    assert any(MERGED in note for note in recording.notes)
+
+
+def test_nothing_is_noted_of_one_softmax_whose_sum_is_computed_too():
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        part = scores(q, k)
+        return part.softmax(-1) @ v + 0 * part.logsumexp(-1, keepdim=True)
+
+    recording, _ = record_and_compare(nn.Sequential(Own(attend)), lambda m: m(torch.randn(B, T, C)))
+    assert len(recording.calls) == 1
+    assert not recording.notes

@@ -138,6 +138,7 @@ class HandwrittenTracker(ProductTracker):
         tensors = tensors[:1] if strip_affixes(name) in LIKE_ANOTHER else tensors
         results = list_followable(result)
         traced = self.mark_edits(name, tensors, results)
+        self.merged_blocks.add_sum(name, traced)
         if results and not traced and may_join_scores(name, args):
             if joins_scores_of_pairs(frames[-1], args[0]):
                 function = find_gate(frames[-1], args[0][0])

@@ -35,6 +35,7 @@ from regard.observe.interception.handwritten.linear_scores import (
     is_table,
     weigh_linearly,
 )
+from regard.observe.interception.handwritten.merged_blocks import MergedBlocks
 from regard.observe.interception.handwritten.pair_loops import divides_by_loop
 from regard.observe.interception.handwritten.product_roles import (
     is_attention_product,
@@ -70,6 +71,7 @@ class ProductTracker(WeightTracker):
         self.linear = LinearContexts()
         self.tables = TableProducts()
         self.gated_sums = GatedSums()
+        self.merged_blocks = MergedBlocks()
         self.has_one_hot = False  # whether F.one_hot has run
         self.has_exponentials = False  # whether an exponential has run
 
@@ -81,6 +83,7 @@ class ProductTracker(WeightTracker):
         self.linear.clear()
         self.tables.clear()
         self.gated_sums.clear()
+        self.merged_blocks.clear()
         self.has_one_hot = False
         self.has_exponentials = False
 
