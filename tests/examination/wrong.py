@@ -240,7 +240,7 @@ DESIGNS = [
     Wrong(designs.NormedAcrossHeads, ("wrong axis",), "queries and keys normalized over the heads"),
     Wrong(designs.NormedOverAllHeads, ("wrong axis",), "a norm of one head's width over all heads"),
     Wrong(designs.NormsOfTwoKinds, ("wrong axis",), "queries normalized over each head, keys over all"),
-    Wrong(designs.NormedAcrossTokens, ("future leak",), "queries and keys normalized over the tokens"),
+    Wrong(designs.NormedAcrossTokens, ("wrong axis",), "queries and keys normalized over the tokens"),
     Wrong(designs.DifferentialPlus, ("not normalised",), "differential attention that adds"),
     Wrong(designs.DifferentialPlusOfKernels, ("not normalised",), "the same with two calls of a kernel"),
     Wrong(designs.SoftcapOfRawScores, ("wrong softcap",), "the softcap before the scale"),
