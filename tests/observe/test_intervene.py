@@ -174,6 +174,35 @@ def test_positions_are_those_of_the_map_where_more_keys_than_queries_are_no_cach
     torch.testing.assert_close(recording.map(0).dense(), expected, **KEPT)
 
 
+class Slots(Memory):
+    """Causal attention whose keys and values are written into slots that are passed to it."""
+
+    def forward(self, x, keys, values, past):
+        q, k, v = self.project(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        seen = past + x.shape[1]
+        keys[:, :, past:seen], values[:, :, past:seen] = k, v
+        mask = torch.arange(keys.shape[2]) <= torch.arange(past, seen).unsqueeze(-1)
+        return self.attend(q, keys, values, attn_mask=mask).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("sizes", [[4, 3], [4, 1, 1, 1], [1] * 7], ids=str)
+def test_positions_are_those_of_tokens_where_slots_are_passed_as_tensors(sizes):
+    model, x = Slots(nn.functional.scaled_dot_product_attention, None, 7).double(), torch.randn(3, 7, 8)
+
+    def run(parts):
+        slots, past, found = torch.zeros(2, 3, 2, 9, 4), 0, []
+        for part in parts:
+            found.append(model(part, *slots, past))
+            past += part.shape[1]
+        return torch.cat(found, 1)
+
+    with torch.no_grad(), intervene(model, CutEdges([3, 5, 6], [1, 4])):
+        torch.testing.assert_close(run(x.split(sizes, 1)), run([x]), **KEPT)
+    with torch.no_grad(), record(model) as recording, intervene(model, CutEdges([3, 5, 6], [1, 4])):
+        run([x])
+    assert not recording.map(0)[:, :, [3, 5, 6]][..., [1, 4]].any()
+
+
 def test_a_cut_key_that_has_left_a_sliding_window_changes_nothing():
     model, tokens = mistral(), words(1, 11)
     with torch.no_grad():

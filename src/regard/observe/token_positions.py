@@ -55,8 +55,8 @@ def may_continue_cache(call: AttentionCall) -> bool:
         return True
     if q > 1:
         return call.has_stored_weights  # of which no rule is known
-    given = STATE.frames[-1].input_tensors if STATE.frames else []
-    return call.follows_cache() or not any(x.dim() > 2 and (x.shape[0], x.shape[-2]) == (b, k) for x in given)
+    given = STATE.frames[-1].input_tensors[:1] if STATE.frames else []  # further ones may be slots of a cache
+    return call.follows_cache() or not any(x.dim() == 3 and x.shape[:2] == (b, k) for x in given)
 
 
 def count_cached_tokens(frames: Sequence[ModuleFrame]) -> int | None:
