@@ -154,3 +154,27 @@ def test_a_bias_of_a_few_distances_is_stored_by_its_entries_at_these(dtype, firs
             changed = whole.clone()
             changed[place] = other
             assert compress_bias(changed) is changed
+
+
+def draw_buckets(queries: int = Q, keys: int = K) -> Tensor:
+    """A bias that has a number of each query for each of four spans of distances, of which one is all later keys."""
+    numbers = torch.randn(B, H, queries, 4, generator=torch.Generator().manual_seed(11), dtype=DOUBLE)
+    distances = torch.arange(keys) - torch.arange(queries).unsqueeze(-1)
+    buckets = torch.bucketize(distances, torch.tensor([-9, -3, -1]))
+    return numbers.gather(-1, buckets.expand(B, H, -1, -1))
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(Q, K), (K, Q), (K, K)])
+def test_a_bias_of_spans_of_distances_is_stored_as_a_number_of_each_query_for_each(queries, keys):
+    bias = draw_buckets(queries, keys)
+    found = compress_bias(bias)
+    assert isinstance(found, DistanceProducts)
+    assert torch.equal(found.to_dense(), bias)
+    assert found.terms[0].vectors.shape == (B, H, queries, 4)
+
+
+def test_a_bias_of_spans_of_distances_with_one_other_entry_is_stored_as_it_is():
+    bias = draw_buckets()
+    bias[1, 2, 7, 5] += 1
+    found = compress_bias(bias)
+    assert torch.equal(found.to_dense() if isinstance(found, DistanceProducts) else found, bias)

@@ -229,6 +229,31 @@ def find_band(bias: Tensor) -> DistanceProducts | None:
     return DistanceProducts((DistanceTerm(entries, table.expand(*bias.shape[:-2], -1, -1), index),))
 
 
+def find_buckets(bias: Tensor) -> DistanceProducts | None:
+    """Return a bias (..., q, k) of which each query has one number for each of a few spans of distances; None for another one.
+
+    So are the relative positions of ProphetNet. The vectors are the numbers, and the table picks them.
+    """
+    queries, keys = bias.shape[-2:]
+    if score_dtype(bias.dtype) != bias.dtype or not bias.numel() or min(queries, keys) < SMALLER:
+        return None
+    changes = (bias[..., queries // 2, 1:] != bias[..., queries // 2, :-1]).flatten(0, -2).any(0)  # a row is quick
+    if SMALLER * (int(changes.sum()) + 1) > keys or not bool(bias.isfinite().all()):
+        return None
+    rows, columns = (bias[..., 1:] != bias[..., :-1]).flatten(0, -3).any(0).nonzero(as_tuple=True)
+    last = (columns - rows).unique()  # the distances before each change
+    if SMALLER * (len(last) + 1) > keys:
+        return None
+    distances = torch.arange(queries + keys - 1, device=bias.device) - (queries - 1)
+    index = torch.searchsorted(last, distances)
+    places = torch.arange(queries, device=bias.device).unsqueeze(-1) + torch.cat([distances[:1], last + 1])
+    numbers = bias.gather(-1, places.clamp(0, keys - 1).expand(*bias.shape[:-1], -1))
+    if not bool(numbers.flatten(0, -2).any(0).all()):
+        return None  # 0 beside a band
+    table = torch.eye(len(last) + 1, dtype=bias.dtype, device=bias.device)
+    return DistanceProducts((DistanceTerm(numbers, table.expand(*bias.shape[:-2], -1, -1), index),))
+
+
 def multiply_distances(vectors: Tensor, table: Tensor, index: Tensor, others: int) -> Tensor:
     """Compute vectors[i] · table[index[j - i + n - 1]] of n vectors (..., n, d) with `others` places j: (..., n, others)."""
     n, parts = vectors.shape[-2], []
