@@ -267,3 +267,26 @@ def test_heads_that_a_view_mixes_with_tokens_are_read_by_their_dimensions(shape)
     q, k = (one(x).view(2, *shape) for one in (layer.q, layer.k))
     assert not recording.missed
     torch.testing.assert_close(recording.map(0).dense(), (q @ k.mT / 2).softmax(-1), rtol=0, atol=EQUAL)
+
+
+class HeadInputs(nn.Module):
+    """A layer of tokens with an axis of heads, (b, t, h, c), each of which is projected and shifted for itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(nn.Parameter(torch.randn(H, WIDTH, D)) for _ in range(3))
+        self.biases = nn.ParameterList(nn.Parameter(torch.randn(H, D)) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = zip(self.weights, self.biases, strict=True)
+        q, k, v = (torch.einsum("bthc,hcd->bthd", x, weight) + bias for weight, bias in parts)
+        return torch.einsum("bhqk,bkhd->bqhd", torch.einsum("bqhd,bkhd->bhqk", q, k).softmax(-1), v).flatten(2)
+
+
+def test_heads_of_an_input_with_an_axis_of_heads_are_no_batch():
+    layer, x = HeadInputs(), torch.randn(2, 5, H, WIDTH)
+    with record(layer) as recording:
+        layer(x)
+    q, k = (torch.einsum("bthc,hcd->bhtd", x, layer.weights[n]) + layer.biases[n][:, None] for n in range(2))
+    assert not recording.missed
+    torch.testing.assert_close(recording.map(0).dense(), (q @ k.mT).softmax(-1), rtol=0, atol=EQUAL)
