@@ -331,6 +331,8 @@ class AttentionFunctionMode(TorchFunctionMode):
             self.undivided.add(context, found, divisor, owners)
         if call.trace.extent:
             self.tracker.merged_blocks.calls.append((call.trace.roots, owners))
+            if not call.trace.pairs:
+                self.tracker.add_summary(context, owners)
         if not postponed:
             self.tracker.used.add_call(call.trace.roots, owners, STATE.frames)
         self.weight_steps.forget(call.tensor)

@@ -175,7 +175,8 @@ class RepeatedLayers:
         followed = (
             *(tracker.edges.weighted, tracker.entry_products.products, tracker.tables.products, tracker.used.sums.traces),
             *(linear.found, linear.contexts, sums.sums, sums.weighted, undivided.notes, undivided.contexts),
-            *(loops.loops, loops.traces, tracker.blocks.rows, tracker.merged_blocks.sums, self.mode.opaque_weights),
+            *(loops.loops, loops.traces, tracker.blocks.rows, tracker.merged_blocks.sums, tracker.summaries),
+            self.mode.opaque_weights,
         )
         return any(map(len, followed))
 

@@ -10,6 +10,7 @@ from torch.nn import functional
 import regard
 from observe.interception.handwritten.handwritten_attention import B, C, D, H, Own, T, scores
 from observe.recording_checks import record_and_compare
+from regard.observe.interception.handwritten.product_tracker import LAMBDAS
 from regard.observe.interception.handwritten.score_formula import STORED
 from regard.observe.interception.handwritten.second_products import MULTIPLIED
 
@@ -234,3 +235,27 @@ def test_weights_of_layers_that_are_joined_and_masked_are_no_products_with_value
     recording, _ = record_and_compare(Contacts(join), lambda model: model(torch.randn(B, T, C)))
     assert len(recording.calls) == 2
     assert not recording.notes
+
+
+class LambdaLayer(nn.Module):
+    """Keys that are a softmax over the tokens, whose sums of values queries read, and lambdas of positions. arXiv:2102.08602"""
+
+    def __init__(self, *, has_positions: bool) -> None:
+        super().__init__()
+        self.qkv, self.positions = nn.Linear(C, H * D + D + C), nn.Parameter(torch.randn(T, T, D)) if has_positions else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).split([H * D, D, C], -1)
+        q, content = q.unflatten(-1, (H, D)), k.softmax(1).mT @ v
+        y = torch.einsum("bnhk,bkv->bnhv", q, content)
+        if self.positions is not None:
+            y = y + torch.einsum("bnhk,bnkv->bnhv", q, torch.einsum("nmk,bmv->bnkv", self.positions, v))
+        return y.flatten(2)
+
+
+@pytest.mark.parametrize("has_positions", [True, False])
+def test_it_is_noted_that_queries_of_lambda_layers_are_not_in_the_map(has_positions):
+    model = nn.Sequential(*(LambdaLayer(has_positions=has_positions), nn.Linear(H * C, C)) * 2)
+    recording, _ = record_and_compare(model, lambda m: m(torch.randn(B, T, C)))
+    assert [f"{name}: {LAMBDAS}" in recording.notes for name in recording.names] == [True]
+    assert recording.calls[0].map.shape == (B, 1, D, T)

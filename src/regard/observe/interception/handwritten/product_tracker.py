@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from regard.observe.interception.function_roles import Role, infer_role, strip_affixes
 from regard.observe.interception.handwritten.ancestor_search import find_ancestors, has_tokens
@@ -59,6 +60,10 @@ MEMORIES = (
     "it is external attention, whose weights are a softmax over the tokens that is divided by its sums over memories, values "
     "that all inputs share and that are no tokens"
 )
+LAMBDAS = (
+    "its sums of values over the tokens are multiplied with queries, as in lambda layers: the map is of each feature over the "
+    "tokens, and neither these products nor those with positions are recorded"
+)
 
 
 class ProductTracker(WeightTracker):
@@ -72,6 +77,7 @@ class ProductTracker(WeightTracker):
         self.tables = TableProducts()
         self.gated_sums = GatedSums()
         self.merged_blocks = MergedBlocks()
+        self.summaries = WeakTensorKeyDictionary()  # sums of values by a softmax of no pairs, with their owners
         self.has_one_hot = False  # whether F.one_hot has run
         self.has_exponentials = False  # whether an exponential has run
 
@@ -84,6 +90,7 @@ class ProductTracker(WeightTracker):
         self.tables.clear()
         self.gated_sums.clear()
         self.merged_blocks.clear()
+        self.summaries.clear()
         self.has_one_hot = False
         self.has_exponentials = False
 
@@ -132,6 +139,8 @@ class ProductTracker(WeightTracker):
         if self.has_exponentials and not traced and product is not None and self.tables.add(frames[-1], product, y):
             return None
         token_operands = [x for x in operands if has_tokens(frames[-1], x)]
+        if len(self.summaries) and len(token_operands) > 1 and not traced:
+            self.note_lambdas(token_operands)
         if len(token_operands) == 1 < len(operands) and role is Role.PRODUCT and is_first_state(frames[-1], operands):
             token_operands = operands
         if self.has_one_hot and sum(is_one_hot(frames[-1], weakref.ref(x)) for x in token_operands) == 1 < len(token_operands):
@@ -159,6 +168,19 @@ class ProductTracker(WeightTracker):
         elif token_operands and y.numel() < token_operands[0].numel():
             self.follow_features(frames, token_operands[0], y)
         return None
+
+    def add_summary(self, context: Tensor, owners: Any) -> None:
+        """Keep the context of a softmax of no pairs of tokens, with the watchers of its module."""
+        self.summaries[context if context._base is None else context._base] = owners
+
+    def note_lambdas(self, operands: list[Tensor]) -> None:
+        """Note that a product multiplies sums of values with other tokens, as a lambda layer does."""
+        bases = [x if x._base is None else x._base for x in operands]
+        if len({id(x) for x in bases}) < 2:
+            return
+        for x in bases:
+            for watcher, name in self.summaries.get(x, ()):
+                watcher.handle_second_product(LAMBDAS, name)
 
     def miss_memories(self, frames: list[ModuleFrame], x: Tensor, dim: int, name: str, y: Tensor) -> None:
         """Report y, the product of x with learned values over a dimension, if x are the weights of external attention."""
