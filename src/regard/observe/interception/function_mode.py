@@ -5,7 +5,7 @@ A torch function mode sees every call of a torch function in its thread, includi
 
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -45,6 +45,7 @@ from regard.observe.interception.thread_state import (
 )
 
 MADE = (Tensor, tuple, list)
+KINDS = 1024  # cached classes; bounded, so that classes made at run time can be freed
 OPAQUE = (
     "its tensors are of type {}, which has no data of its own, so that attention written out by hand is not followed in them"
 )
@@ -351,10 +352,17 @@ class AttentionFunctionMode(TorchFunctionMode):
 
 def log_child(frame: ModuleFrame, child: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
     """Log a child of the module that runs."""
-    name = PARAMETRIZES if type(child) is ParametrizationList else find_activation_name(type(child).__name__)
-    frame.log_operation(args, kwargs, output, name, child=type(child))
-    pattern = getattr(child, "pattern", None) if type(child).__module__.startswith("einops.") else None
-    shapes = frame.noted[-1].shapes
-    if pattern is not None and shapes is not None and type(child).__name__ == "Rearrange":
+    kind = type(child)
+    name, has_pattern = describe_class(kind)
+    frame.log_operation(args, kwargs, output, name, child=kind)
+    shapes = frame.noted[-1].shapes if has_pattern else None
+    if shapes is not None and (pattern := getattr(child, "pattern", None)) is not None:
         lengths = dict(vars(child).get("axes_lengths", {}))
         frame.noted[-1] = frame.noted[-1]._replace(shapes=shapes._replace(how=(pattern, lengths)))
+
+
+@lru_cache(KINDS)
+def describe_class(kind: type[nn.Module]) -> tuple[str, bool]:
+    """Return the name by which calls of a module class are logged, and whether it rearranges axes by a pattern of einops."""
+    name = PARAMETRIZES if kind is ParametrizationList else find_activation_name(kind.__name__)
+    return name, kind.__name__ == "Rearrange" and kind.__module__.startswith("einops.")
