@@ -285,6 +285,48 @@ def test_a_loop_that_is_no_softmax_over_blocks_side_by_side_is_missed(form, reas
     assert {one.reason for one in recording.missed} == {reason}
 
 
+class OfParts(nn.Module):
+    """Attention whose blocks a layer projects one by one, from the last to the first, or whose heads share keys in a loop."""
+
+    def __init__(self, part: str) -> None:
+        super().__init__()
+        self.part, self.num_heads = part, H
+        self.of_queries, self.of_keys, self.of_values = (nn.Linear(C, C) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        layers = self.of_queries, self.of_keys, self.of_values
+        q, k, v = ([layer(x).unflatten(-1, (H, D)).transpose(1, 2)] for layer in layers)
+        last_first = [x[:, start : start + 2] for start in (4, 2, 0)]
+        if self.part == "queries":
+            q = [self.of_queries(one).unflatten(-1, (H, D)).transpose(1, 2) for one in last_first]
+            k, v = k[0].split(2, 2), v[0].split(2, 2)
+        elif self.part == "keys":
+            k, v = ([layer(one).unflatten(-1, (H, D)).transpose(1, 2) for one in last_first] for layer in layers[1:])
+        else:
+            q = [*q[0].contiguous().split(1, 1)] if self.part == "heads" else [*q[0].contiguous().unbind(1)]
+            k, v = ([part if self.part == "heads" else part[:, 0] for part in one[0][:, :1].split(2, 2)] for one in (k, v))
+        return torch.cat([self.add_up(one, k, v) for one in q], -2)
+
+    @staticmethod
+    def add_up(q: Tensor, k: list[Tensor], v: list[Tensor]) -> Tensor:
+        largest, sums, context = torch.full((*q.shape[:-1], 1), -1e30), 0, 0
+        for keys, values in zip(k, v, strict=True):
+            part = scores(q, keys)
+            new = torch.maximum(largest, part.amax(-1, keepdim=True))
+            weights, decay = torch.exp(part - new), torch.exp(largest - new)
+            sums, context, largest = sums * decay + weights.sum(-1, keepdim=True), context * decay + weights @ values, new
+        return context / sums
+
+
+@pytest.mark.parametrize(
+    ("part", "tokens"), [("queries", "queries"), ("keys", "keys"), ("heads", "queries"), ("picked heads", "queries")]
+)
+def test_blocks_whose_order_among_the_tokens_is_not_known_are_missed(part, tokens):
+    recording, _ = record_and_compare(nn.Sequential(OfParts(part)), lambda m: m(torch.randn(B, T, C)), missing=True)
+    assert not recording.calls
+    assert {one.reason for one in recording.missed} == {UNORDERED.format(tokens)}
+
+
 def test_blocks_that_are_divided_one_by_one_have_maps_of_their_own():
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         contexts = []

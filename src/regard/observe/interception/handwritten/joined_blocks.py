@@ -27,10 +27,11 @@ MOST_ENTRIES = 2**28  # of a table of all queries and keys
 ROUNDINGS = 16  # of an output, relative to the sum of the sizes of its terms
 
 
-def order_blocks(tensors: list[Tensor], sizes: list[int], meetings: list[list[int]], name: str) -> list[int]:
-    """Return the order of blocks of tokens, by their places in the tensor that they are parts of, else as they were met.
+def order_blocks(tensors: list[Tensor], sizes: list[int], readings: list[list[int]], name: str, is_cut: bool) -> list[int]:
+    """Return the order of blocks of tokens, by their places in the tensor that they are parts of, else as they were read.
 
-    `meetings` has the numbers of blocks as each block of the others met them. Raises UnreadableError if the order is not known.
+    `readings` has the numbers of blocks in the order in which each block of the others read them, and `is_cut` is whether they
+    were cut out of all tokens before a layer projected them. Raises UnreadableError if the order is not known.
     """
     places = [find_place(x) for x in tensors]
     numbers = [*range(len(places))]
@@ -40,7 +41,7 @@ def order_blocks(tensors: list[Tensor], sizes: list[int], meetings: list[list[in
         if len(steps) > 1 or not steps <= {*places[0].strides}:
             raise UnreadableError(UNORDERED.format(name))
         return order
-    if any(met != sorted(met) for met in meetings):
+    if is_cut or any(one != sorted(one) for one in readings):
         raise UnreadableError(UNORDERED.format(name))
     return numbers
 
@@ -52,16 +53,19 @@ def join_blocks(component: list[QueryRows]) -> AttentionCall:
     """
     keys = {find_place(block.keys): block for rows in component for block in rows.blocks}
     numbers = {place: n for n, place in enumerate(keys)}
-    met = [[numbers[find_place(block.keys)] for block in rows.blocks] for rows in component]
+    readings = [[numbers[find_place(block.keys)] for block in rows.blocks] for rows in component]
     columns = [*keys.values()]
     blocks = [block for rows in component for block in rows.blocks]
     first = blocks[0].call
     is_one = all(one.call.scale == first.scale and one.call.softcap == first.softcap for one in blocks)
-    if not is_one or any(len(set(one)) < len(one) for one in met):
+    if not is_one or any(len(set(one)) < len(one) for one in readings):
         raise UnreadableError(UNEQUAL)
-    of_keys = order_blocks([one.keys for one in columns], [one.call.k.shape[2] for one in columns], met, "keys")
-    queries = [one.query for one in component]
-    of_queries = order_blocks(queries, [rows.blocks[0].call.q.shape[2] for rows in component], [], "queries")
+    is_cut = any(one.is_projected_alone for one in blocks)
+    of_keys = order_blocks([one.keys for one in columns], [one.call.k.shape[2] for one in columns], readings, "keys", is_cut)
+    queries, sizes = [one.query for one in component], [rows.blocks[0].call.q.shape[2] for rows in component]
+    if len(queries) > 1 and (max(sizes) == 1 or not all(one.has_part_of_queries for one in blocks)):
+        raise UnreadableError(UNORDERED.format("queries"))  # they may be heads or samples that share their keys
+    of_queries = order_blocks(queries, sizes, [], "queries", is_cut)
     grid = [[find_pair(component[i], columns[j]) for j in of_keys] for i in of_queries]
     q = torch.cat([component[i].blocks[0].call.q.detach() for i in of_queries], 2)
     k = torch.cat([columns[j].call.k.detach() for j in of_keys], 2)

@@ -26,8 +26,9 @@ from regard.observe.interception.handwritten.score_formula import (
 )
 from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims
 from regard.observe.interception.handwritten.traces import Trace
+from regard.observe.interception.lookups import SPLITS
 from regard.observe.interception.plain_tensors import UnreadableError
-from regard.observe.interception.provenance import JOINS, ModuleFrame, find_tensors
+from regard.observe.interception.provenance import JOINS, TOKEN, ModuleFrame, find_tensors
 
 BLOCKS = (
     "its exponentials are shifted by a running maximum: it is a sum over blocks of keys in a loop, as of an online softmax, "
@@ -36,6 +37,7 @@ BLOCKS = (
 OTHERWISE = "it adds up blocks of keys in a loop, and its output is not that of a softmax over all of them"
 MAXIMA = {"maximum", "fmax"}
 CUTS = {"getitem", "narrow", "split", "split_with_sizes", "chunk", "tensor_split"}
+PICKS = CUTS | {"iter", "select", "unbind"}  # also of one entry along an axis
 MOST_CHANGES = 8  # layouts and factors between a block of tokens and its product
 MOST_SAMPLES = 32  # of what was made of the last contexts of some queries
 
@@ -60,6 +62,8 @@ class KeyBlock(NamedTuple):
     groups: Groups
     query: Tensor
     keys: Tensor
+    has_part_of_queries: bool  # whether these are some of the tokens of a longer tensor
+    is_projected_alone: bool  # whether its queries or its keys were cut out of all tokens before a layer projected them
     bias: Tensor | None
     hidden: Tensor | None
     has_running_maximum: bool
@@ -210,9 +214,11 @@ def find_block(
         return None
     is_first = is_query_first(trace.form, table, groups)
     query, keys = (trace.form.a, trace.form.b) if is_first else (trace.form.b, trace.form.a)
-    query, (keys, made) = find_origin(frames[-1], query)[0], find_origin(frames[-1], keys)
-    if not (has_running_maximum(trace) or is_cut(frames[-1], keys, made, call.k.shape[2])):
+    (query, made), (keys, made_keys) = (find_origin(frames[-1], x) for x in (query, keys))
+    if not (has_running_maximum(trace) or is_cut(frames[-1], keys, made_keys, call.k.shape[2])):
         return None
+    has_part = is_part_of_tokens(frames[-1], query, made, call.q.shape[2])
+    is_alone = any(is_made_of_part(frames[-1], one) for one in (made, made_keys))
     _, _, parts = collect_parts(trace.form.drop_own(), table, groups)
     if parts.terms or call.sinks is not None:
         if has_running_maximum(trace):
@@ -224,7 +230,7 @@ def find_block(
         bias = one if bias is None else bias + one
     for one, _ in parts.hidden:
         hidden = one if hidden is None else hidden | one
-    return KeyBlock(call, dims, groups, query, keys, bias, hidden, has_running_maximum(trace), is_divided)
+    return KeyBlock(call, dims, groups, query, keys, has_part, is_alone, bias, hidden, has_running_maximum(trace), is_divided)
 
 
 def find_origin(frame: ModuleFrame, x: Tensor) -> tuple[Tensor, TensorRef]:
@@ -252,6 +258,28 @@ def is_cut(frame: ModuleFrame, x: Tensor, made: TensorRef, count: int) -> bool:
         longer = {step for n, step in zip(given.shape, given.stride(), strict=True) if n > count}
         if any(n == count and step in longer for n, step in zip(x.shape, x.stride(), strict=True)):
             return True
+    return False
+
+
+def is_part_of_tokens(frame: ModuleFrame, x: Tensor, made: TensorRef, count: int) -> bool:
+    """Return whether x, made of the tensor `made`, is `count` tokens of a longer tensor, and not a head or a sample of it."""
+    for maker in frame.find_makers(made):
+        shapes = None if maker.shapes is None else (maker.shapes.given[0], maker.shapes.result)
+        before, after = maker.layout[:2] if maker.name in SPLITS and maker.layout is not None else shapes or ((), ())
+        if len(before) == len(after) and any(n > m >= count for n, m in zip(before, after, strict=True)):
+            return True
+    return is_cut(frame, x, made, count)
+
+
+def is_made_of_part(frame: ModuleFrame, made: TensorRef) -> bool:
+    """Return whether layers and layouts made a tensor of one that was cut out of another."""
+    for n in range(MOST_CHANGES):
+        makers = frame.find_makers(made)
+        if len(makers) != 1 or not makers[0].given:
+            return False
+        if n and strip_affixes(makers[0].name) in PICKS:
+            return True
+        made = next((one for one in makers[0].given if frame.find_contents(one) == TOKEN), makers[0].given[0])
     return False
 
 
