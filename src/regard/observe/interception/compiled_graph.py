@@ -1,6 +1,6 @@
 """Graphs that torch.compile makes while something is recorded: the op regard::observe is added beside each attention call.
 
-Attention that is written out by hand, or in a part of the graph that may run again or not at all, gets the op regard::report.
+Other attention, or that in a part of the graph that may run again or not at all, gets the op regard::report.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,6 +28,7 @@ PARAMETERS = {  # of F.scaled_dot_product_attention, with their defaults
 }
 RESUMED = "torch_dynamo_resume_in"  # the name of code after a graph break begins with it
 BY_HAND = "attention that is written out by hand is not observed in compiled code: record the model before it is compiled"
+OTHER = "{} is not observed in compiled code, only F.scaled_dot_product_attention is: record the model before it is compiled"
 NESTED = "it is in a part of the graph that is run by a function of its own, such as activation checkpointing"
 BREAK = "the graph breaks here, so that attention between its parts would not be observed"
 STEPS = 6  # most functions between a softmax and the product with the values
@@ -70,7 +71,8 @@ def add_ops(gm: fx.GraphModule, is_part: bool) -> None:
         if node.op == "call_function" and node.target in TARGETS:
             new_nodes.append((node, torch.ops.regard.observe, (*build_arguments(node), module)))
         elif is_attention(node):
-            new_nodes.append((node, torch.ops.regard.report, (f"compiled {get_name(node)}", BY_HAND, module)))
+            reason = BY_HAND if classify_node(node)[3] is Role.SOFTMAX else OTHER.format(get_name(node))
+            new_nodes.append((node, torch.ops.regard.report, (f"compiled {get_name(node)}", reason, module)))
         elif any(is_attention(one) for part in list_subgraphs(gm, node) for one in part.graph.nodes):
             new_nodes.append((node, torch.ops.regard.report, (f"compiled {get_name(node)}", NESTED, module)))
     for node, op, args in new_nodes:

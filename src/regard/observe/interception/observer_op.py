@@ -30,10 +30,10 @@ SINKS = "attn_implementation='regard' calls F.scaled_dot_product_attention, whic
 
 @dataclass(eq=False)
 class CompiledCall:
-    """A compiled function that runs: the watched modules that it may run, by id, and the ids of those that were observed."""
+    """A compiled function that runs: the watched modules that it may run, by id, and the ids of those with an op."""
 
     modules: dict[int, nn.Module] = field(default_factory=dict)
-    observed_ids: set[int] = field(default_factory=set)
+    op_ids: set[int] = field(default_factory=set)
 
 
 @cache
@@ -55,7 +55,7 @@ def observe_call(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Ten
     call, module = STATE.compiled_call, settings[-1]
     if call is None or backward() != -1:
         return
-    call.observed_ids.add(module)
+    call.op_ids.add(module)
     frames, running = STATE.frames, call.modules.get(module)
     if running is not None:
         frames.append(ModuleFrame(running, frames[-1].watchers if frames else (), (), {}))
@@ -94,6 +94,7 @@ def report_call(kernel: str, reason: str, module: int) -> None:
     """Report attention in compiled code that no op can observe."""
     call = STATE.compiled_call
     if call is not None and backward() == -1:
+        call.op_ids |= {module} - {0}  # 0 is a graph break
         report_to_watchers(kernel, reason, call.modules.get(module))
 
 

@@ -131,9 +131,9 @@ def find_outermost(modules: dict[int, nn.Module]) -> nn.Module:
 
 
 def find_unobserved(call: CompiledCall, watcher: Watcher, mentions_attention: bool) -> Iterator[str]:
-    """Yield the names of a watcher's modules that ran in a compiled function, may attend, and were not observed."""
+    """Yield the names of a watcher's modules that ran in a compiled function, may attend, and have no op."""
     own_modules = {watcher.names[one]: module for one, module in call.modules.items() if one in watcher.names}
-    if not call.observed_ids:
+    if not call.op_ids:
         running = find_name(watcher)
         if own_modules or (mentions_attention and running is not None):
             yield min(own_modules, key=len) if own_modules else str(running)
@@ -141,7 +141,7 @@ def find_unobserved(call: CompiledCall, watcher: Watcher, mentions_attention: bo
     for name, module in own_modules.items():
         implementation = getattr(getattr(module, "config", None), "_attn_implementation", IMPLEMENTATION)
         is_other_model = hasattr(module, "_supports_sdpa") and implementation not in (None, IMPLEMENTATION)
-        is_unobserved = 0 not in call.observed_ids and call.observed_ids.isdisjoint(map(id, module.modules()))
+        is_unobserved = 0 not in call.op_ids and call.op_ids.isdisjoint(map(id, module.modules()))
         if is_recurrent_name(type(module).__name__) or (is_other_model and is_unobserved):
             yield name
 
