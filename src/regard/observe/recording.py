@@ -1,6 +1,6 @@
 """Recording: all recorded calls and runs of a model."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -144,12 +144,23 @@ class Recording(HtmlRepr):
         """Write the recording to one file, atomically; regard.load reads it back, exact to the bit."""
         safetensors_file.write_file(Path(check_path("path", path)), *serialize_recording(self), find_version(self))
 
-    def page(self, height: int = 720) -> HtmlFragment:
-        """Return the page of the recording, as regard.page writes it, for the output cell of a notebook, `height` pixels high.
+    def page(
+        self,
+        height: int = 720,
+        *,
+        scores: Sequence[Callable[[AttentionMap], Tensor]] = (),
+        image: Any = None,
+        attribution: Attribution | None = None,
+        number: str | None = None,
+    ) -> HtmlFragment:
+        """Return the page of the recording for the output cell of a notebook, `height` pixels high, as regard.page writes it.
 
-        It is one file in a frame that can reach neither the notebook nor the network.
+        It is one file in a frame that can reach neither the notebook nor the network. The others are those of regard.page.
         """
-        found: HtmlFragment = import_module(str(HtmlRepr.renderer)).frame_page(self, check_count("height", height, 1))
+        named = {} if number is None else {"number": number}
+        settings = {"scores": scores, "image": image, "attribution": attribution, **named}
+        frame_page = import_module(str(HtmlRepr.renderer)).frame_page
+        found: HtmlFragment = frame_page(self, check_count("height", height, 1), **settings)
         return found
 
     def __repr__(self) -> str:

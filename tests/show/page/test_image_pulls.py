@@ -1,5 +1,6 @@
 """The pull of an image on the server and in a file: rows of it are weight times gradient, by autograd on the formula."""
 
+import html
 import json
 
 import numpy as np
@@ -84,6 +85,23 @@ def test_a_file_has_as_many_pulls_as_have_room(recorded, tmp_path, monkeypatch, 
         numbers = torch.from_numpy(np.frombuffer(data, "<f4").copy()).view(heads, 65, 65).double()
         wanted = compute_pulls(recorded, layer)
         torch.testing.assert_close(numbers, wanted if heads == 4 else wanted.mean(0, keepdim=True), **CLOSE)
+
+
+def test_the_page_in_a_notebook_is_that_of_the_file_with_its_image_and_pulls(recorded, tmp_path):
+    recording, found = recorded
+    settings = {"image": IMAGE, "attribution": found, "number": "the logit of 3", "scores": [score_first_key]}
+    regard.page(recording, tmp_path / "page.html", **settings)
+    wanted = (tmp_path / "page.html").read_text(encoding="utf-8")
+    shown = html.unescape(recording.page(**settings).html)
+    assert entries(shown) == entries(wanted)
+    summaries = [json.loads(START.search(text)[1])["recordings"][0] for text in (shown, wanted)]
+    assert summaries[0]["images"] == summaries[1]["images"] != []
+    assert summaries[0]["number"] == "the logit of 3"
+
+
+def score_first_key(m):
+    """The weight on the first key."""
+    return m[:, :, -1, 0]
 
 
 def test_what_cannot_be_shown_is_refused(recorded, tmp_path):

@@ -34,7 +34,6 @@ from regard.show.page.implicit_pictures import choose_file_pixels, iterate_impli
 from regard.show.page.json_encoding import encode_json
 from regard.show.page.module_bundle import bundle_modules
 from regard.show.page.recording_entry import AttentionLayers, HeadPlace, RecordingEntry, summarize_entry, truncate_word
-from regard.show.page.recording_id import identify_recording
 from regard.show.page.session import MAX_STEP_WORDS, get_limits, list_examples
 from regard.show.page.steps_json import compute_head_steps, get_example_steps
 
@@ -102,10 +101,13 @@ def write_text(text: str, place: Path) -> None:
         raise DataError(describe_failed_write("the page", place, error)) from None
 
 
-def frame_page(recording: Recording, height: int) -> HtmlFragment:
-    """Return the page of a recording in a frame, `height` pixels high, that cannot reach the page around it or the network."""
+def frame_page(recording: Recording, height: int, **settings: Any) -> HtmlFragment:
+    """Return the page of a recording in a frame, `height` pixels high, that cannot reach the page around it or the network.
+
+    `settings` are those of make_entry.
+    """
     check_recording(recording)
-    document = render_page(RecordingEntry(identify_recording(recording), recording), framed=True)
+    document = render_page(make_entry(recording, **settings), framed=True)
     frame = (
         f'<iframe srcdoc="{html.escape(document)}" sandbox="allow-scripts allow-downloads" '
         f'title="The attention of {html.escape(recording.model)}" '
