@@ -3,7 +3,9 @@
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import DiffLlamaConfig, DiffLlamaModel
 
+import regard
 from regard import ConfigError, load
 from regard.observe import record
 
@@ -83,3 +85,25 @@ def test_a_loop_over_heads_is_no_packed_sequence_also_from_a_file(tmp_path):
         for ask in (one.map, one.values):
             with pytest.raises(ConfigError, match="calls attention 2 times in one forward"):
                 ask(0)
+
+
+def test_calls_on_parts_of_the_values_with_the_same_weights_have_one_map_and_all_values(tmp_path):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
+    model = DiffLlamaModel(DiffLlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)).double().eval()
+    ids = torch.randint(0, 64, (2, 7))
+    with torch.no_grad(), record(model, keep="values") as recording:
+        model(ids)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        (expected, _), contexts = (model(ids, output_attentions=True).attentions, [])
+        model.layers[0].self_attn.v_proj.register_forward_hook(lambda module, args, result: contexts.append(result))
+        model(ids)
+    recording.save(tmp_path / "halves.rgd")
+    value = torch.cat(contexts[0].unflatten(-1, (2, 8)).transpose(1, 2).chunk(2, 1), -1).repeat(1, 2, 1, 1)
+    for one in (recording, load(tmp_path / "halves.rgd")):
+        assert one.map(0).shape == (2, 4, 7, 7)
+        torch.testing.assert_close(one.map(0).dense(), expected.double(), rtol=0, atol=1e-6)  # its softmax is of float32
+        torch.testing.assert_close(one.values(0), value, rtol=0, atol=1e-12)
+    regard.page(recording, tmp_path / "page.html")
+    assert {row.layer for row in regard.heads(recording)} == {0, 1}

@@ -15,6 +15,7 @@ from regard.map.implicit_map import ImplicitMap
 from regard.mechanism.arguments import check_choice, check_flag, check_instance, check_integer, describe_value
 from regard.mechanism.mask_algebra import EVERYTHING
 from regard.mechanism.masks import Causal, Documents
+from regard.mechanism.request import Request
 from regard.observe.implicit_history import ImplicitCall, ImplicitHistory, join_head_maps
 from regard.observe.kv_history import KVHistory, StoredCall
 from regard.observe.media import Media
@@ -201,6 +202,8 @@ class Run:
             return None
         if len(kept) > 1:
             asked = [history.build_map().planes.request for history in histories]
+            if have_equal_weights(asked):
+                return torch.cat(kept, 3)
             if find_key_growth([one.k for one in asked], [one.q.shape[2] for one in asked]) is not None:
                 return kept[-1]
             require_packed(histories)
@@ -284,6 +287,7 @@ def join_maps(histories: list[KVHistory]) -> AttentionMap:
     """Return the map of one visit; several calls that pack sequences become one block-diagonal map.
 
     Calls of single queries or of parts of them, one after another on the same keys or on growing prefixes, become its rows.
+    Calls with the same weights, each on a part of the values as in DiffLlama, have one map.
     Raises ConfigError if the calls have a rule of their own, or different shapes and scales.
     """
     maps = [history.build_map() for history in histories]
@@ -293,6 +297,8 @@ def join_maps(histories: list[KVHistory]) -> AttentionMap:
     alike = {(one.q.shape[:2], one.q.shape[3], one.k.shape[1], one.scale, one.softcap) for one in asked}
     plain = all(one.mask == EVERYTHING and one.offset == 0 for one in asked)
     plain = plain and all(x is None for one in asked for x in (one.bias, one.sinks, one.weight))
+    if have_equal_weights(asked):
+        return maps[0]
     if len(alike) > 1 or not plain:
         raise build_many_calls_error(histories)
     growth = find_key_growth([one.k for one in asked], [one.q.shape[2] for one in asked])
@@ -305,6 +311,22 @@ def join_maps(histories: list[KVHistory]) -> AttentionMap:
     ids = [torch.repeat_interleave(torch.arange(len(maps)), each) for each in lengths]
     q, k = torch.cat([one.q for one in asked], 2), torch.cat([one.k for one in asked], 2)
     return AttentionMap(q, k, Documents(*ids), scale=asked[0].scale, softcap=asked[0].softcap)
+
+
+def have_equal_weights(asked: list[Request]) -> bool:
+    """Return whether calls with a rule of their own, so that they pack no sequences, have the same q, k, rule and scale."""
+    first, *others = asked
+    if first.mask == EVERYTHING or not isinstance(first.offset, int):
+        return False
+    return all(
+        all(getattr(one, name) is None for name in ("bias", "sinks", "weight"))
+        and (one.mask, one.scale, one.softcap) == (first.mask, first.scale, first.softcap)
+        and isinstance(one.offset, int)
+        and one.offset == first.offset
+        and torch.equal(one.q, first.q)
+        and torch.equal(one.k, first.k)
+        for one in (*others, first)
+    )
 
 
 def require_packed(histories: list[KVHistory]) -> None:

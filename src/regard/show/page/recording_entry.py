@@ -18,7 +18,7 @@ from regard.observe.head_scores import UserScore
 from regard.observe.head_table import Head
 from regard.observe.kv_history import KVHistory
 from regard.observe.places import AudioFrames
-from regard.observe.run import KINDS
+from regard.observe.run import KINDS, join_maps
 from regard.observe.words import TextPair, select_axis_words
 from regard.observe.words import split_rows as by_row
 from regard.show.axis_words import choose_attention_kind
@@ -317,10 +317,12 @@ def is_joined(histories: list[KVHistory]) -> bool:
 
 
 def compute_shape(histories: list[KVHistory]) -> tuple[int, int, int, int]:
-    """Return the axes (b, h, q, k) of the map of a layer, without making the map."""
+    """Return the axes (b, h, q, k) of the map of a layer, which is made only where calls are joined."""
+    if len(histories) > 1:
+        return join_maps(histories).shape
     b, h = histories[0].stored_calls[-1].q.shape[:2]
-    q = sum(stored.q.shape[2] for history in histories for stored in history.stored_calls)
-    k = sum(history.total - (history.stored_calls[0].first if len(history.stored_calls) == 1 else 0) for history in histories)
+    q = sum(stored.q.shape[2] for stored in histories[0].stored_calls)
+    k = histories[0].total - (histories[0].stored_calls[0].first if len(histories[0].stored_calls) == 1 else 0)
     return int(b), int(h), int(q), int(k)
 
 
