@@ -24,6 +24,7 @@ UNORDERED = "it adds up blocks of {} in a loop, whose order among the tokens is 
 UNEQUAL = "it adds up blocks of keys in a loop, whose scores have different scales, or that occur twice"
 LARGE = "it adds up blocks of keys in a loop, whose mask or bias would take {:,} bytes"
 MOST_ENTRIES = 2**28  # of a table of all queries and keys
+HALF = 1e-4  # below the rounding of numbers of 16 bits
 ROUNDINGS = 16  # of an output, relative to the sum of the sizes of its terms
 
 
@@ -125,15 +126,23 @@ def compare_context(call: AttentionCall, rows: QueryRows, start: int, count: int
     index = rows.sampled + start
     q, k = call.q[:, :, index], call.k
     bias = call.bias if call.bias is None or call.bias.shape[2] == 1 else call.bias.index_select(2, index)
-    weights = weigh_scores(compute_scores(call, q, k, bias, find_hidden_keys(call, index)).flatten(0, 1), None)
-    weights, v = weights.view(*q.shape[:3], -1).double(), share(call.v, q.shape[1]).double()
+    scores = compute_scores(call, q, k, bias, find_hidden_keys(call, index))
+    weights = weigh_scores(scores.flatten(0, 1).clone(), None).view(scores.shape).double()
+    v = share(call.v, q.shape[1]).double()
     context, size = weights @ v, weights @ v.abs()
     eps = max(torch.finfo(x.dtype).eps for x in (q, rows.samples[-1]))
     bound = bound_products(q, k, 1.0 if call.scale is None else call.scale)
     tolerance = eps * (ROUNDINGS + 4 * (count + bound + q.shape[-1])) * size
+    along = torch.full_like(context[..., 0], torch.inf)  # how far x may be in the direction of the context
+    if eps > HALF:  # dot products are summed in float32; each score and each sum is rounded, to either side
+        sizes = scores.double().abs().masked_fill(weights == 0, 0) + bound * q.shape[-1] ** -0.5
+        of_scores, of_sums = (weights * sizes) @ v.abs(), 4 + count**0.5
+        tolerance = 2 * eps * (2 * of_sums * size + of_scores)
+        along = eps * (of_sums * context.square().sum(-1) + 4 * (of_scores * context).norm(dim=-1))
     for sample in reversed(rows.samples):
         x = sample.double()
-        if bool(((x - context).abs() <= tolerance).all()):
+        difference = x - context
+        if bool((difference.abs() <= tolerance).all() and ((difference * context).sum(-1).abs() <= along).all()):
             return 0.0
     for sample in reversed(rows.samples):
         x = sample.double()
