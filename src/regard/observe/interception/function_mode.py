@@ -340,9 +340,12 @@ class AttentionFunctionMode(TorchFunctionMode):
         return context
 
     def postpone_block(self, block: KeyBlock, call: AttentionCall, result: Tensor) -> None:
-        """Keep a block of keys until its module ends."""
-        with disable_modes():
-            self.tracker.blocks.add(STATE.frames[-1], block, result)
+        """Keep a block of keys until its module ends. A failure must not stop the model: the block is then missed."""
+        try:
+            with disable_modes():
+                self.tracker.blocks.add(STATE.frames[-1], block, result)
+        except Exception as error:
+            report_missed(call.kernel, explain_error(error))
 
     def postpone_call(self, places: Tensor, roots: int, call: RecurrenceCall, result: Tensor) -> None:
         """Keep a call of activated scores, whose result may be divided, until its module ends."""

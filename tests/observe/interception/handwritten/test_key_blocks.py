@@ -10,7 +10,7 @@ import regard
 from observe.interception.handwritten.handwritten_attention import CAUSAL, B, C, D, H, Own, T, scores
 from observe.recording_checks import assert_equal, compute_weights, record_and_compare
 from regard.observe.interception.handwritten.joined_blocks import UNORDERED
-from regard.observe.interception.handwritten.key_blocks import BLOCKS, OTHERWISE
+from regard.observe.interception.handwritten.key_blocks import BLOCKS, OTHERWISE, KeyBlocks
 from regard.observe.interception.handwritten.merged_blocks import MERGED
 
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -285,6 +285,17 @@ def test_a_loop_that_is_no_softmax_over_blocks_side_by_side_is_missed(form, reas
     assert {one.reason for one in recording.missed} == {reason}
 
 
+@pytest.mark.parametrize(("form", "count"), [(forget_to_rescale, 0), (LOOPS["torch.maximum"][0], 1)])
+def test_a_loop_in_half_precision_is_told_from_one_that_is_no_softmax(form, count):
+    torch.set_default_dtype(torch.bfloat16)
+    torch.manual_seed(0)
+    model = nn.Sequential(Own(form))
+    model[0].project.weight.data[: 2 * C] *= 3
+    recording, _ = record_and_compare(model, lambda m: m(torch.randn(B, T, C)), missing=not count)
+    assert len(recording.calls) == count
+    assert {one.reason for one in recording.missed} == (set() if count else {OTHERWISE})
+
+
 class OfParts(nn.Module):
     """Attention whose blocks a layer projects one by one, from the last to the first, or whose heads share keys in a loop."""
 
@@ -410,3 +421,13 @@ def test_nothing_is_noted_of_one_softmax_whose_sum_is_computed_too():
     recording, _ = record_and_compare(nn.Sequential(Own(attend)), lambda m: m(torch.randn(B, T, C)))
     assert len(recording.calls) == 1
     assert not recording.notes
+
+
+def test_a_block_that_cannot_be_followed_is_missed_and_does_not_stop_the_model(monkeypatch):
+    def fail(*_: object) -> None:
+        raise RuntimeError("no layout")
+
+    monkeypatch.setattr(KeyBlocks, "add", fail)
+    model = nn.Sequential(Own(LOOPS["torch.maximum"][0]))
+    recording, _ = record_and_compare(model, lambda m: m(torch.randn(B, T, C)), missing=True)
+    assert all("no layout" in one.reason for one in recording.missed)
