@@ -252,56 +252,14 @@ class Patch(Change):
         rows = self.mark_queries(context.shape[2], places.past)
         if not heads or not rows.any():  # heads of other ranks, and queries of other steps
             return context
-        compute = self.compute_output if self.of == "output" else self.compute_weighted_values
+        compute = take_patched_contexts if self.of == "output" else weigh_patched_values
         last = int(rows.nonzero().max())
-        theirs = compute(context, call, places, last, name, number)[:, heads, places.past : places.past + context.shape[2]]
+        theirs = compute(self, context, call, places, last, name, number)[:, heads]
+        theirs = theirs[:, :, places.past : places.past + context.shape[2]]
         theirs = functional.pad(theirs, (0, 0, 0, context.shape[2] - theirs.shape[2]))  # no row that is chosen
         patched = context.clone()
         patched[:, heads] = torch.where(rows.to(context.device).view(-1, 1), theirs.to(context), patched[:, heads])
         return patched
-
-    def compute_output(
-        self, context: Tensor, call: AttentionCall, places: TokenPositions, last: int, name: str, number: int
-    ) -> Tensor:
-        """Return the recorded contexts (b, h, n, e) of a layer, with the last query of a call that is chosen among them."""
-        theirs = compute_recorded_context(self.recording.last, name, number, self.kind, call.visit)
-        came, (b, h, q, e) = tuple(theirs.shape), context.shape
-        if (came[0], came[1], came[3]) != (b, h, e) or came[2] <= places.past + last:
-            after = f" after {places.past} tokens" if places.past else ""
-            raise ConfigError(
-                f"Patch needs recorded contexts of the same shape: recorded {came}, now {(b, h, q, e)}{after} in {name}."
-            )
-        return theirs
-
-    def compute_weighted_values(
-        self, context: Tensor, call: AttentionCall, places: TokenPositions, last: int, name: str, number: int
-    ) -> Tensor:
-        """Return the recorded weights of a layer times the values of a call, as `compute_output` does.
-
-        Raises ConfigError if the chosen queries have weights on keys that the call does not have.
-        """
-        run, v = self.recording.last, call.v
-        assert v is not None
-        found = run.map(find_recorded_layer(run, name, number, self.kind, call.visit), kind=self.kind)
-        (b, h, q, _), k = context.shape, v.shape[2]
-        behind = found.shape[3] - places.first - k
-        is_shorter = found.shape[2] <= places.past + last or behind < 0
-        if found.shape[:2] != (b, h) or is_shorter or (self.kind == "cross" and behind):
-            after = f" after {places.past} tokens" if places.past else ""
-            raise ConfigError(
-                f"Patch needs a recorded map of the same shape: recorded {found.shape}, now {(b, h, q, k)}{after} in {name}."
-            )
-        values = share(functional.pad(v, (0, 0, places.first, behind)), h).to(found.device)
-        if places.first or behind or not call.has_all_values:
-            are_missing = functional.pad(find_missing_values(call), (0, 0, places.first, behind), value=1.0)
-            chosen = slice(places.past, places.past + last + 1)
-            weights = (found @ are_missing.to(values).expand(b, h, -1, -1))[:, self.find_heads(call), chosen]
-            if weights[:, :, self.mark_queries(q, places.past)[: last + 1]].any():
-                raise ConfigError(
-                    f"Patch has recorded weights on keys that {name} does not have now, or whose values it did not gather: "
-                    "choose other queries."
-                )
-        return found @ values
 
     def mark_queries(self, q: int, past: int) -> Tensor:
         """Return which of a call's queries are replaced, (q,), where `past` tokens came before them."""
@@ -326,6 +284,51 @@ class Patch(Change):
         """Return the path of the block whose output was recorded as the residual stream after a layer, or None."""
         layer = find_recorded_layer(self.recording.last, name, number, "self", visit)
         return self.recording.last.find_histories(layer, "self", None)[0].block
+
+
+def take_patched_contexts(
+    patch: Patch, context: Tensor, call: AttentionCall, places: TokenPositions, last: int, name: str, number: int
+) -> Tensor:
+    """Return the recorded contexts (b, h, n, e) of a layer, with the last query of a call that is chosen among them."""
+    theirs = compute_recorded_context(patch.recording.last, name, number, patch.kind, call.visit)
+    came, (b, h, q, e) = tuple(theirs.shape), context.shape
+    if (came[0], came[1], came[3]) != (b, h, e) or came[2] <= places.past + last:
+        after = f" after {places.past} tokens" if places.past else ""
+        raise ConfigError(
+            f"Patch needs recorded contexts of the same shape: recorded {came}, now {(b, h, q, e)}{after} in {name}."
+        )
+    return theirs
+
+
+def weigh_patched_values(
+    patch: Patch, context: Tensor, call: AttentionCall, places: TokenPositions, last: int, name: str, number: int
+) -> Tensor:
+    """Return the recorded weights of a layer times the values of a call, as `take_patched_contexts` does.
+
+    Raises ConfigError if the chosen queries have weights on keys that the call does not have.
+    """
+    run, v = patch.recording.last, call.v
+    assert v is not None
+    found = run.map(find_recorded_layer(run, name, number, patch.kind, call.visit), kind=patch.kind)
+    (b, h, q, _), k = context.shape, v.shape[2]
+    behind = found.shape[3] - places.first - k
+    is_shorter = found.shape[2] <= places.past + last or behind < 0
+    if found.shape[:2] != (b, h) or is_shorter or (patch.kind == "cross" and behind):
+        after = f" after {places.past} tokens" if places.past else ""
+        raise ConfigError(
+            f"Patch needs a recorded map of the same shape: recorded {found.shape}, now {(b, h, q, k)}{after} in {name}."
+        )
+    values = share(functional.pad(v, (0, 0, places.first, behind)), h).to(found.device)
+    if places.first or behind or not call.has_all_values:
+        are_missing = functional.pad(find_missing_values(call), (0, 0, places.first, behind), value=1.0)
+        chosen = slice(places.past, places.past + last + 1)
+        weights = (found @ are_missing.to(values).expand(b, h, -1, -1))[:, patch.find_heads(call), chosen]
+        if weights[:, :, patch.mark_queries(q, places.past)[: last + 1]].any():
+            raise ConfigError(
+                f"Patch has recorded weights on keys that {name} does not have now, or whose values it did not gather: "
+                "choose other queries."
+            )
+    return found @ values
 
 
 def find_missing_values(call: AttentionCall) -> Tensor:
