@@ -264,11 +264,11 @@ class Intervention:
         elif any(change.depends_on_row_scale(call) for change in meant):
             self.missed[name] = SCALED
 
-    def may_miss(self, module: nn.Module) -> bool:
+    def may_miss(self, module: nn.Module, length: int = 0) -> bool:
         """Return False: modules without attention are not changed."""
         return False
 
-    def handle_token_mixer(self, module: nn.Module, reason: str) -> None:
+    def handle_token_mixer(self, module: nn.Module, reason: str, length: int = 0) -> None:
         """Do nothing when a module that mixes tokens ran."""
 
     def handle_division(self, call: AttentionCall, note: str, name: str) -> None:

@@ -17,6 +17,7 @@ from regard.mechanism.masks import Given
 from regard.observe.block_outputs import BlockStream, is_inside
 from regard.observe.call_graph import CallGraph
 from regard.observe.call_store import CallStore, cast_for_autocast, fold_unwritten_slots
+from regard.observe.implicit_history import ImplicitCall
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
 from regard.observe.interception.plain_tensors import disable_modes
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
@@ -145,19 +146,26 @@ class RecordingWatcher:
         tracker.run.media = join_media(tracker.run.media, self.media)
         self.add_run()
 
-    def may_miss(self, module: nn.Module) -> bool:
-        """Return whether a module is watched and selected, and nothing of it is in the recording, nor was reported before."""
+    def may_miss(self, module: nn.Module, length: int = 0) -> bool:
+        """Return whether a module is watched and selected, and nothing of it is in the recording, nor was reported before.
+
+        With the number of tokens of a loop, only maps without a softmax that are as long are counted, but for one token.
+        """
         path = self.names.get(id(module))
-        if path is None or path in self.read_modules:
+        if path is None or (path in self.read_modules and not length):
             return False
-        known = [call.name for call in self.tracker.run.calls] + [one.module for one in self.recording.missed]
+        read = [call for call in self.tracker.run.calls if not length or is_as_long(call, length - 1)]
+        known = [call.name for call in read] + [one.module for one in self.recording.missed]
         is_known = any(not path or one == path or one.startswith(f"{path}.") for one in known)
         return not is_known and self.selection.has_layer(path, set)
 
-    def handle_token_mixer(self, module: nn.Module, reason: str) -> None:
-        """Report a module that mixes tokens if nothing of it is in the recording, neither as recorded nor as missed."""
+    def handle_token_mixer(self, module: nn.Module, reason: str, length: int = 0) -> None:
+        """Report a module that mixes tokens if nothing of it is in the recording, neither as recorded nor as missed.
+
+        With the number of tokens of a loop, maps of something else do not count.
+        """
         missed = MissedCall(type(module).__name__, self.names[id(module)], reason)
-        is_new = self.may_miss(module)
+        is_new = self.may_miss(module, length)
         self.read_modules.add(missed.module)
         if is_new and not any(is_part_of_attention(missed, call.name) for call in self.tracker.run.calls):
             self.report_missed(missed)
@@ -328,6 +336,11 @@ def measure_distance(ours: Tensor, theirs: Tensor) -> float:
     if ours.shape != theirs.shape:
         return math.inf
     return float((ours - theirs.to(ours.dtype)).abs().max()) if ours.numel() else 0.0
+
+
+def is_as_long(call: Call | ImplicitCall, length: int) -> bool:
+    """Return whether a call has no softmax, and values of at least as many tokens."""
+    return isinstance(call, ImplicitCall) and call.stored.values.shape[2] >= length
 
 
 def add_once(entries: list[Any], new: Any) -> None:

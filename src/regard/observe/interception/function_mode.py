@@ -25,7 +25,8 @@ from regard.observe.interception.handwritten.key_blocks import KeyBlock
 from regard.observe.interception.handwritten.loop_recurrence import can_read_loop, name_kernel, read_loop
 from regard.observe.interception.handwritten.loop_tracker import LoopTracker, may_start_loop
 from regard.observe.interception.handwritten.undivided_contexts import UndividedContexts
-from regard.observe.interception.handwritten.unread_recurrences import find_token_axes, find_unread_recurrence
+from regard.observe.interception.handwritten.unread_memories import writes_to_memory
+from regard.observe.interception.handwritten.unread_recurrences import MEMORY, find_token_axes, find_unread_recurrence
 from regard.observe.interception.handwritten.weight_steps import WeightSteps
 from regard.observe.interception.layer_steps import LayerStep
 from regard.observe.interception.pixel_positions import PixelPositions
@@ -278,10 +279,15 @@ class AttentionFunctionMode(TorchFunctionMode):
         try:
             axes = find_token_axes(frame)
             watchers = [one for one in STATE.watchers if one.may_miss(frame.module)] if axes else []
-            reason = find_unread_recurrence(frame, axes) if watchers else ""
+            reason, length = find_unread_recurrence(frame, axes) if watchers else "", 0
+            for tokens in axes if not reason else []:
+                watchers = [one for one in STATE.watchers if one.may_miss(frame.module, tokens.size)]
+                if watchers and writes_to_memory(frame, frame.list_operations(), tokens):
+                    reason, length = MEMORY, tokens.size
+                    break
             STATE.effects += bool(reason)
             for watcher in watchers if reason else []:
-                watcher.handle_token_mixer(frame.module, reason)
+                watcher.handle_token_mixer(frame.module, reason, length)
         except Exception as error:
             report_missed("by hand: loop or scan", UNSEARCHED.format(explain_error(error)))
 

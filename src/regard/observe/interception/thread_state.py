@@ -53,10 +53,13 @@ class Watcher(Protocol):
     def handle_recurrence(self, call: RecurrenceCall, name: str) -> None:
         """Handle a recurrence that ran in the module of this name."""
 
-    def may_miss(self, module: nn.Module) -> bool:
-        """Return whether a module that ends and mixes tokens may be reported as missed: nothing of it is known yet."""
+    def may_miss(self, module: nn.Module, length: int = 0) -> bool:
+        """Return whether a module that ends and mixes tokens may be reported as missed: nothing of it is known yet.
 
-    def handle_token_mixer(self, module: nn.Module, reason: str) -> None:
+        With the number of tokens of a loop, this is so if no map without a softmax that is as long is known.
+        """
+
+    def handle_token_mixer(self, module: nn.Module, reason: str, length: int = 0) -> None:
         """Handle the end of a watched module that mixes tokens, read or not, and the reason why it may not be."""
 
     def handle_division(self, call: AttentionCall, note: str, name: str) -> None:

@@ -98,6 +98,43 @@ class Memories(Mixer):
         return torch.stack(outputs, 1)
 
 
+class ReadOtherwise(Mixer):
+    """Memories beside other maps of their module."""
+
+    def transform_by_matrices(self, r: Tensor, k: Tensor, v: Tensor, w: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """RWKV-7 by products of matrices, which are taken for linear attention among the features of a state."""
+        state, outputs = torch.zeros(B, H, D, D), []
+        for i in range(T):
+            transition = torch.diag_embed(w[:, i]) - torch.einsum("bhi,bhj->bhij", b[:, i], b[:, i] * a[:, i])
+            new = torch.einsum("bhi,bhj->bhij", v[:, i], k[:, i])
+            state = torch.einsum("bhij,bhjk->bhik", state, transition) + new
+            outputs.append(torch.einsum("bhij,bhj->bhi", state, r[:, i]))
+        return torch.stack(outputs, 1)
+
+    def descend_with_momentum(self, r: Tensor, k: Tensor, v: Tensor, w: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """Titans' memory, of one layer. https://arxiv.org/abs/2501.00663"""
+        memory, momentum, outputs = torch.zeros(B, H, D, D), torch.zeros(B, H, D, D), []
+        for i in range(T):
+            error = torch.einsum("bhd,bhde->bhe", k[:, i], memory) - v[:, i]
+            momentum = a[:, i, :, :1, None] * momentum - 0.1 * torch.einsum("bhd,bhe->bhde", k[:, i], error)
+            memory = w[:, i, :, :1, None] * memory + momentum
+            outputs.append(torch.einsum("bhd,bhde->bhe", r[:, i], memory))
+        return torch.stack(outputs, 1)
+
+    def attend_beside(self, r: Tensor, k: Tensor, v: Tensor, w: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """With attention in the same layer."""
+        q, keys, values = r.transpose(1, 2), b.transpose(1, 2), v.transpose(1, 2)
+        context = (q @ keys.mT).softmax(-1) @ values
+        return context.transpose(1, 2) + Goose.read_by_vectors(self, r, k, v, w, a, b)
+
+
+@pytest.mark.parametrize("style", ["transform_by_matrices", "descend_with_momentum", "attend_beside"])
+def test_a_memory_is_missed_beside_maps_of_something_else(style):
+    model = nn.Sequential(ReadOtherwise(style))
+    recording, _ = record_and_compare(model, lambda model: model(torch.randn(B, T, H * D)), missing=True)
+    assert [(one.module, one.reason) for one in recording.missed] == [("0", MEMORY)]
+
+
 FORMS = [
     *((Goose, one) for one in ("read_by_vectors", "multiply_matrices", "sum_entries")),
     *((Memories, one) for one in ("multiply_by_reflections", "subtract_reads", "descend", "descend_through_a_norm")),

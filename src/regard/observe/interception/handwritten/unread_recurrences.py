@@ -1,7 +1,6 @@
 """Recurrences over tokens that no map was read from, found in the operations of a module when it ends."""
 
 from regard.observe.interception.handwritten.unread_loops import TokenAxis, computes_loop, runs_along_tokens
-from regard.observe.interception.handwritten.unread_memories import writes_to_memory
 from regard.observe.interception.handwritten.unread_rounds import joins_tokens_in_rounds, multiplies_parts
 from regard.observe.interception.handwritten.unread_scans import sums_decayed_tokens
 from regard.observe.interception.provenance import PLAIN, ModuleFrame
@@ -34,8 +33,6 @@ def find_unread_recurrence(frame: ModuleFrame, axes: list[TokenAxis]) -> str:
             return SCAN
         if computes_loop(frame, operations, tokens):
             return LOOP
-        if writes_to_memory(frame, operations, tokens):
-            return MEMORY
         if joins_tokens_in_rounds(frame, operations, tokens):
             return ROUNDS
     return ""
