@@ -18,6 +18,7 @@ from regard.observe.implicit_heads import check_implicit_options, estimate_absol
 from regard.observe.map_view import MapView
 from regard.observe.places import describe_wordless_tokens
 from regard.observe.recording import Recording
+from regard.observe.repeated_calls import split_calls
 from regard.observe.run import IMPLICIT, KINDS, join_names
 from regard.observe.words import Class, Tokens
 
@@ -56,6 +57,9 @@ def heads(
     e^entropy / keys is above 0.5, "local" if that of the local weight is more than half way from that of equal weights to 1,
     and else "unclear": its sentence lists the largest scores.
 
+    Calls of a module that attends several times in one forward, and has no map for all of them, are layers of their own, which
+    a note names, unless layers or projections are given.
+
     kind="implicit" is of recurrences and convolutions, whose entries are signed: the scores are shares of the absolute values
     of a row, ``|M_ij| / Σ |M_in|``, and the kinds follow the same rule with these, without "broad" and "stripe". There are no
     scores that need weights, as entropy, and no classes; needle, projections and scores are refused.
@@ -68,6 +72,7 @@ def heads(
         check_implicit_options(wanted)
         notes = replace(wanted, classes={}).describe_missing_scores()
         return Heads(tuple(classify_implicit_heads(recording, wanted, part, layers)), notes)
+    recording, split = split_calls(recording) if layers is None and projections is None else (recording, ())
     rows = tuple(classify_heads(recording, wanted, kind=kind, part=part, layers=layers))
     other = "cross" if kind == "self" else "self"
     if not rows and recording.layers(other, part):
@@ -75,7 +80,7 @@ def heads(
     implicit = len(recording.layers(IMPLICIT, part)) if layers is None else 0
     if not rows and implicit:
         return Heads(rows, ("no layer has a softmax; kind='implicit' scores those without by the sizes of their entries.",))
-    notes = wanted.describe_missing_scores(kind, describe_wordless_keys(recording, kind, part))
+    notes = (*split, *wanted.describe_missing_scores(kind, describe_wordless_keys(recording, kind, part)))
     if implicit:
         count = "one layer has" if implicit == 1 else f"{implicit} layers have"
         notes = (*notes, f"{count} no softmax, and so no row here: kind='implicit' has them.")

@@ -1,5 +1,6 @@
 """Every head of a recording as a small picture on one sheet, a row per layer."""
 
+import textwrap
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,6 +14,7 @@ from regard.errors import ConfigError
 from regard.map import AttentionMap
 from regard.map.implicit_map import ImplicitMap
 from regard.observe import Recording
+from regard.observe.repeated_calls import split_calls
 from regard.observe.run import IMPLICIT
 from regard.show.axis_words import choose_map_kind
 from regard.show.color_scale import LinearScale, choose_scale, choose_signed_scale
@@ -34,6 +36,7 @@ from regard.show.signed_figure import add_signed_bar, describe_signs, draw_signe
 BINS, MAX_SIGNED_HEADS = 64, 16  # bins of a small picture along an axis; maximum heads of a layer without a softmax
 # inches: maximum width and height of all pictures; maximum side of one; gap
 MAX_WIDTH, MAX_HEIGHT, MAX_SIDE, GAP = 6.6, 8.8, 1.2, 0.06
+NOTE_WIDTH = 60  # letters of a line of a note
 ABOVE, BELOW, RIGHT = 0.5, 0.12, 0.75  # margins in inches
 
 
@@ -52,14 +55,17 @@ def draw_all_heads(
     columns heads; within each picture, rows are queries and columns keys, from the upper left corner. `kind` and `part` select
     modules as in recording.map; `kind` is by default self, cross where there is no self attention, or implicit where no layer
     has a softmax. Of implicit maps the first 16 heads of each layer are drawn, since channels may be heads: their signed
-    entries, blue above 0 and brown below. `row` is the batch row. Raises ConfigError where there is no such layer.
+    entries, blue above 0 and brown below. Without `layers`, calls of a module that attends several times in one forward, and
+    has no map for all of them, are layers of their own, which a note names. `row` is the batch row. Raises ConfigError where
+    there is no such layer.
     """
+    recording, split = split_calls(recording) if layers is None else (recording, ())
     kind = kind or choose_map_kind(recording)
     names = recording.layers(kind=kind, part=part)
     chosen = list(range(len(names)) if layers is None else layers)
     if not chosen:
         raise ConfigError(f"the recording has no layer of kind {kind!r} to draw.")
-    is_signed, note = kind == IMPLICIT, ""
+    is_signed, note = kind == IMPLICIT, textwrap.fill(" ".join(split), NOTE_WIDTH)
     maps, numbers, cut = select_maps(recording, chosen, kind, part, row)
     pooled = [m.pooled(min(m.shape[2], BINS), min(m.shape[3], BINS), "max")[0].double().cpu() for m in maps]
     tokens, shown = max(max(m.shape[2:]) for m in maps), torch.cat([found.flatten() for found in pooled])
@@ -99,8 +105,8 @@ def draw_all_heads(
         picture.text(left / width, 1 - 0.17 / height, title, ha="left", va="center", fontsize=TEXT_SIZE + 1, parse_math=False)
     tall = min(2.2, max(len(maps) * (side + GAP), 0.7))
     beside = left + across * (side + GAP) + 0.1
+    picture.text(0.1 / width, 0.08 / height, note, va="bottom", fontsize=TEXT_SIZE - 1, parse_math=False)
     if is_signed:
-        picture.text(0.1 / width, 0.08 / height, note, va="bottom", fontsize=TEXT_SIZE - 1)
         bar = add_signed_bar(picture, image, signed, (beside, height - ABOVE - tall, 0.12, tall))
         bar.ax.set_title("entry", fontsize=TEXT_SIZE - 1, loc="left")
         return picture
