@@ -237,6 +237,16 @@ CALLS = [
         lambda: {"recording": record_layer(), "path": folder() / "page.html"},
         {"recording": OBJECT, "path": PATH, "scores": OWN_SCORES, "image": IMAGE, "attribution": ATTRIBUTION, "number": NAME},
     ),
+    method(
+        "Recording.page",
+        record_layer,
+        lambda: {"height": 400},
+        height=COUNT,
+        scores=OWN_SCORES,
+        image=IMAGE,
+        attribution=ATTRIBUTION,
+        number=without(NAME, "none"),
+    ),
     Call(
         "serve",
         lambda **given: regard.serve(**given),

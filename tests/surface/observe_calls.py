@@ -170,7 +170,6 @@ CALLS = [
         lambda: {"path": folder() / "saved.regard"},
         path=without(SCALARS, "a string", "bytes") | wrong.FRACTIONS,
     ),
-    method("Recording.page", record_layer, lambda: {"height": 400}, height=wrong.COUNT),
     method(
         "Recording.attribute",
         graph,

@@ -361,7 +361,7 @@ class AttentionFunctionMode(TorchFunctionMode):
 
 def log_child(frame: ModuleFrame, child: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
     """Log a child of the module that runs."""
-    kind = type(child)
+    kind: Any = type(child)
     name, has_pattern = describe_class(kind)
     frame.log_operation(args, kwargs, output, name, child=kind)
     shapes = frame.noted[-1].shapes if has_pattern else None
@@ -371,7 +371,7 @@ def log_child(frame: ModuleFrame, child: nn.Module, args: Any, kwargs: Any, outp
 
 
 @lru_cache(KINDS)
-def describe_class(kind: type[nn.Module]) -> tuple[str, bool]:
+def describe_class(kind: Any) -> tuple[str, bool]:
     """Return the name by which calls of a module class are logged, and whether it rearranges axes by a pattern of einops."""
     name = PARAMETRIZES if kind is ParametrizationList else find_activation_name(kind.__name__)
     return name, kind.__name__ == "Rearrange" and kind.__module__.startswith("einops.")
