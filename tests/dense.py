@@ -1,7 +1,9 @@
 """What detectors ask, answered from the whole matrix by plain loops; and a recording made of maps."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ class Recorded(Recording):
     """A recording by what is asked of one."""
 
     names: Any = ()
+    histories: Mapping[Any, Any] = MappingProxyType({})  # a map is what it is given, not joined from calls
     __setattr__ = object.__setattr__
 
     def __init__(self, maps, tokens=None, values=None, names=None):

@@ -105,7 +105,8 @@ def draw_all_heads(
         picture.text(left / width, 1 - 0.17 / height, title, ha="left", va="center", fontsize=TEXT_SIZE + 1, parse_math=False)
     tall = min(2.2, max(len(maps) * (side + GAP), 0.7))
     beside = left + across * (side + GAP) + 0.1
-    picture.text(0.1 / width, 0.08 / height, note, va="bottom", fontsize=TEXT_SIZE - 1, parse_math=False)
+    if note:
+        picture.text(0.1 / width, 0.08 / height, note, va="bottom", fontsize=TEXT_SIZE - 1, parse_math=False)
     if is_signed:
         bar = add_signed_bar(picture, image, signed, (beside, height - ABOVE - tall, 0.12, tall))
         bar.ax.set_title("entry", fontsize=TEXT_SIZE - 1, loc="left")
