@@ -6,7 +6,7 @@ from examination.right import RIGHT
 from regard.examination import examine
 
 INCONCLUSIVE = {  # of which the scale does not show (keys are latent, there is one token)
-    *("MultiHeadAttention of one token at most", "differential", "OnlineWithPositions"),
+    *("MultiHeadAttention of one token at most", "differential"),
     "GatedUnit",  # no softmax
     "SharedQueriesAndKeys",  # keys are normalized, queries are not
     "deberta-v2: places apart",  # whose scale is 1 / √(3 d), which is asked

@@ -4,6 +4,7 @@ They are found in the operations of a module when it ends. Unlike in unread_loop
 state, as those of delta rules and of memories that a gradient trains do.
 """
 
+import sys
 from typing import NamedTuple
 
 from regard.observe.interception.function_roles import Role, infer_role, strip_affixes
@@ -11,7 +12,7 @@ from regard.observe.interception.handwritten.ancestor_search import TensorRef
 from regard.observe.interception.handwritten.outer_products import OUTER
 from regard.observe.interception.handwritten.pair_loops import LISTS
 from regard.observe.interception.handwritten.unread_loops import FUSED, MOVES, PickedTokens, TokenAxis, has_parts
-from regard.observe.interception.provenance import ModuleFrame, Operation
+from regard.observe.interception.provenance import TOKEN, ModuleFrame, Operation
 
 
 class Writes(NamedTuple):
@@ -66,6 +67,8 @@ class Memory:
             if role is Role.ADD and outer:
                 found, x, size = max(outer, key=lambda one: one[0].token)
                 writes = self.write(found.token, size, writes, [one for one in given if one is not x])
+        elif role in (Role.NONLINEAR, Role.SOFTMAX) and 0 < self.size <= max(operation.sizes, default=0):
+            writes = Writes()  # a state that is squashed is no sum over tokens
         for y in operation.results:
             self.products.pop(id(y), None)
             if product is not None:
@@ -80,9 +83,15 @@ class Memory:
         return found if found is not None and found.size < size else None
 
     def find_product(self, sized: list[tuple[TensorRef, int]]) -> OuterProduct:
-        """Return the product of some tensors: an outer product stays one if it is multiplied by smaller ones."""
+        """Return the product of some tensors, which is no outer product if fewer than two are of tokens.
+
+        An outer product stays one if it is multiplied by smaller ones.
+        """
         found = [self.find_outer(x, size) for x, size in sized]
         size = max((size if one is None else one.size for one, (_, size) in zip(found, sized, strict=True)), default=0)
+        of_tokens = sum(self.picked.frame.find_contents(x) == TOKEN for x, _ in sized)
+        if of_tokens < 2 and not any(found):
+            size = sys.maxsize
         return OuterProduct(size, self.picked.find_last(tuple(x for x, _ in sized)))
 
     def write(self, token: int, size: int, writes: Writes, others: list[TensorRef]) -> Writes:
