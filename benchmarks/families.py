@@ -32,7 +32,7 @@ COLUMNS = ["family", "class", "runs", "padding", "maps", "by itself", "run eager
 NOTES = {
     "wavlm": "recorded; it hands out the mean over heads, which is the mean of its maps",
     "t5gemma2": "recorded; self and cross attention are one row, whose halves it hands out. Steps of a generation stay apart",
-    "diffllama": "recorded; two calls a layer, one for each half of the values, both in recording[name]",
+    "diffllama": "recorded; two calls a layer, one for each half of the values, have one map",
 }
 
 
