@@ -20,7 +20,7 @@ from regard.examination import (
     value_scale,
 )
 from regard.examination.bias_reading import find_viewed_table
-from regard.examination.call_conventions import parse_role
+from regard.examination.call_conventions import ROLE_NAMES, parse_role
 from regard.examination.identify.mistakes import ROLE, SOFTMAX, SPLIT, describe_mixed_heads
 from regard.examination.inner_calls import InnerCall
 from regard.examination.norm_roles import find_other_norm
@@ -62,7 +62,6 @@ SPLIT_FIRST = "Split first: q.view(b, t, heads, d).transpose(1, 2), and then rot
 FILLED = (
     "Set the scores of keys that only fill up a block to -inf before the softmax: a score of 0 gives a weight of exp(0) = 1."
 )
-WHO = {"q": "queries", "k": "keys", "v": "values"}
 STRIDED = ", whose columns are not neighbors"
 MOST_KEYS = 2048  # of a call whose weights are computed
 REQUIRED = (SCALE, ROWS)  # by a verdict
@@ -349,7 +348,7 @@ def describe_other_order(sources: Mapping[str, ProjectionSource]) -> str:
     orders = {letter: order if order == BY_WIDTH else BY_HEAD for letter, order in split.items()}
     for one, other in itertools.pairwise(orders):
         if orders[one] != orders[other]:
-            return f"{WHO[one]} are split into heads as {orders[one]}, but {WHO[other]} as {orders[other]}"
+            return f"{ROLE_NAMES[one]} are split into heads as {orders[one]}, but {ROLE_NAMES[other]} as {orders[other]}"
     return ""
 
 

@@ -18,6 +18,7 @@ from regard.mechanism.mask_algebra import Offset
 Form = Literal["x", "qkv"]
 AttentionFunction = Callable[..., AttentionOutput]
 PLAIN = "x (b, t, c)"  # the usual way
+ROLE_NAMES = {"q": "queries", "k": "keys", "v": "values"}  # of the letters that parse_role returns
 WORDS = (("q", "quer"), ("k", "key"), ("v", "val"))
 SOURCES = ("y", "context", "memory", "kv", "key_value", "encoder_hidden_states")  # arguments for what keys are made from
 LETTER = re.compile(r"(?:^|_)(?:x|in|inputs?)?([qkv])s?(?=_|\d|$)")

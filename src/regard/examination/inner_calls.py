@@ -194,8 +194,8 @@ class CallCollector:
         """Add to the copy of a call what its context was divided by in place of the sums of its weights."""
         self.copies[id(call)].note = note
 
-    def handle_second_product(self, note: str, name: str) -> None:
-        """Ignore a further product of the weights of a call."""
+    def handle_unread_part(self, note: str, name: str) -> None:
+        """Ignore what the calls of a module do not hold."""
 
     def report_missed(self, missed: MissedCall) -> None:
         """Keep a call that could not be read."""

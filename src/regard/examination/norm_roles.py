@@ -2,12 +2,11 @@
 
 from torch import nn
 
-from regard.examination.call_conventions import parse_role
+from regard.examination.call_conventions import ROLE_NAMES, parse_role
 from regard.examination.inner_calls import InnerCall
 from regard.examination.norm_modules import is_norm
 from regard.examination.report import Finding
 
-WHO = {"q": "queries", "k": "keys", "v": "values"}
 LEAVE = "Normalize queries and keys, and leave values as their projection makes them: q = q_norm(q), k = k_norm(k)."
 OWN = "Normalize each by its own norm: q = q_norm(q), k = k_norm(k)."
 
@@ -25,7 +24,7 @@ def find_other_norm(one: InnerCall) -> Finding | None:
         if source is None or source.is_ambiguous or name not in parts or not is_norm(parts[name]) or role in ("", own):
             continue
         if (own, own == "v", own != "v") in held:
-            does = f"{WHO[own]} are normalized by {name}, the norm of the {WHO[role]}"
+            does = f"{ROLE_NAMES[own]} are normalized by {name}, the norm of the {ROLE_NAMES[role]}"
             return Finding(
                 "wrong roles", f"in {one.name or 'the layer'} {does}", LEAVE if own == "v" else OWN, 1.5, "norm", one.name
             )

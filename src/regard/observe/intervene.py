@@ -102,7 +102,7 @@ def intervene(model: nn.Module, *changes: Change) -> Iterator[None]:
                 f"{type(change).__name__} of layer {change.layer!r} was not applied: {intervention.explain_unused(change)}.",
                 stacklevel=3,
             )
-    for name, reason in (intervention.missed | intervention.second_products).items():
+    for name, reason in (intervention.missed | intervention.unread_parts).items():
         if name in intervention.changed_modules:
             warnings.warn(f"A part of the output of {name or 'the model'} was not changed: {reason}.", stacklevel=3)
     for name in sorted(intervention.repeated_modules):
@@ -140,7 +140,7 @@ class Intervention:
         self.changed_modules: set[str] = set()  # whose calls were changed
         self.repeated_modules: set[str] = set()  # of which a change took positions of several calls of one visit
         self.weighed_modules: set[str] = set()  # whose weights were changed
-        self.second_products: dict[str, str] = {}  # of weights with other values, by the module, in words
+        self.unread_parts: dict[str, str] = {}  # that calls do not hold, by the module, in words
         self.missed: dict[str, str] = {}  # why calls stay unchanged, by the module that made them
         self.tracker = RunTracker(self.names, lambda _, x: x, self.report_missed)
         self.layer_numbers = self.tracker.layer_numbers
@@ -274,11 +274,11 @@ class Intervention:
     def handle_division(self, call: AttentionCall, note: str, name: str) -> None:
         """Note that a context was divided by other numbers than the sums of its weights, which are of the unchanged ones."""
         if name in self.weighed_modules and not note.startswith(NEARLY.partition("{")[0]):
-            self.second_products[name] = note
+            self.unread_parts[name] = note
 
-    def handle_second_product(self, note: str, name: str) -> None:
-        """Note a further product of the weights of a call, which stays unchanged."""
-        self.second_products[name] = note
+    def handle_unread_part(self, note: str, name: str) -> None:
+        """Note what the calls of a module do not hold, which stays unchanged."""
+        self.unread_parts[name] = note
 
     def report_missed(self, missed: MissedCall) -> None:
         """Note a call that could not be intercepted: it stays unchanged."""

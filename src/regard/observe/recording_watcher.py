@@ -189,8 +189,8 @@ class RecordingWatcher:
         """Note what a context was divided by in place of the sums of its weights, if its module was recorded."""
         self.note_recorded_module(note, name)
 
-    def handle_second_product(self, note: str, name: str) -> None:
-        """Note a further product of the weights of a call, if its module was recorded."""
+    def handle_unread_part(self, note: str, name: str) -> None:
+        """Note what the calls of a module do not hold, if it was recorded."""
         self.note_recorded_module(note, name)
 
     def note_recorded_module(self, note: str, name: str) -> None:

@@ -34,6 +34,7 @@ from regard.observe.interception.plain_tensors import disable_modes
 from regard.observe.interception.provenance import PARAMETRIZES, ModuleFrame, is_readable, list_tensors_by_place
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.repeated_layers import RepeatedLayers
+from regard.observe.interception.skippable import KINDS
 from regard.observe.interception.thread_state import (
     STATE,
     InterceptionPause,
@@ -46,7 +47,6 @@ from regard.observe.interception.thread_state import (
 )
 
 MADE = (Tensor, tuple, list)
-KINDS = 1024  # cached classes; bounded, so that classes made at run time can be freed
 OPAQUE = (
     "its tensors are of type {}, which has no data of its own, so that attention written out by hand is not followed in them"
 )

@@ -65,8 +65,8 @@ class Watcher(Protocol):
     def handle_division(self, call: AttentionCall, note: str, name: str) -> None:
         """Handle what a context was divided by in place of the sums of its weights, which is known after its call."""
 
-    def handle_second_product(self, note: str, name: str) -> None:
-        """Handle a further product of the weights of a call in the module of this name, which is no call of its own."""
+    def handle_unread_part(self, note: str, name: str) -> None:
+        """Handle what the calls of the module of this name do not hold, in words, as a further product of their weights."""
 
     def report_missed(self, missed: MissedCall) -> None:
         """Handle an attention kernel that ran and could not be intercepted."""
@@ -296,11 +296,11 @@ def dispatch_call(
 def change_block(call: AttentionCall, adapter: CallAdapter) -> Any:
     """Return what the caller of a block of keys gets, with the changes of interventions; its recording is postponed."""
     watchers = [one for one in STATE.watchers if one.can_change_calls]
-    for watcher in watchers if adapter.unchanged else []:
-        name = find_name(watcher)
-        if name is not None:
-            watcher.report_missed(MissedCall(call.kernel, name, adapter.unchanged))
-    result = adapter.run() if adapter.unchanged else call_next(watchers, call, adapter)
+    if adapter.unchanged:
+        report_missed(call.kernel, adapter.unchanged, watchers)
+        result = adapter.run()
+    else:
+        result = call_next(watchers, call, adapter)
     assert adapter.postpone is not None
     adapter.postpone(call, result)
     return result
@@ -316,10 +316,7 @@ def dispatch_ended(kernel: str, read_calls: Callable[[], list[AttentionCall]]) -
             with disable_modes(), torch.no_grad():
                 calls = read_calls()
         except Exception as error:  # an unreadable call must not stop the model
-            for watcher in watchers:
-                name = find_name(watcher)
-                if name is not None:
-                    watcher.report_missed(MissedCall(kernel, name, explain_error(error)))
+            report_missed(kernel, explain_error(error), watchers)
             return
         for call in calls:
             call_next(watchers.copy(), call, CallAdapter(lambda: None))
@@ -408,10 +405,10 @@ def find_direct_call(innermost: nn.Module | None = None) -> tuple[Watcher, nn.Mo
     return None
 
 
-def report_missed(kernel: str, reason: str) -> None:
-    """Report a call that could not be read to every watcher of a running module."""
+def report_missed(kernel: str, reason: str, watchers: list[Watcher] | None = None) -> None:
+    """Report a call that could not be read to every watcher of a running module, or to those of some watchers."""
     STATE.effects += 1
-    for watcher in STATE.watchers:
+    for watcher in STATE.watchers if watchers is None else watchers:
         name = find_name(watcher)
         if name is not None:
             watcher.report_missed(MissedCall(kernel, name, reason))

@@ -28,7 +28,7 @@ from regard.observe.interception.handwritten.edge_softmax import EDGE_SUMS
 from regard.observe.interception.handwritten.einsum_products import EinsumProducts, split_einsum
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
 from regard.observe.interception.handwritten.head_mixing import describe_mixing, has_projection, is_head_mixing
-from regard.observe.interception.handwritten.key_blocks import MAXIMA
+from regard.observe.interception.handwritten.key_blocks import MAXIMA_OF_TWO
 from regard.observe.interception.handwritten.labelled_product import separate_entry_factors
 from regard.observe.interception.handwritten.moved_entries import (
     fills_followed,
@@ -296,7 +296,7 @@ def find_shifted(role: Role | None, traced: list[Traced], y: Tensor) -> Traced |
         return None
     known = [one for one in traced if one[1].form is not None and one[0].shape == y.shape]
     scores = [one for one in known if one[1].kind is TraceKind.SCORES or one[1].function == "tanh"]
-    others = [one for _, one in traced if one.kind is TraceKind.WEIGHTS and one.function in MAXIMA]
+    others = [one for _, one in traced if one.kind is TraceKind.WEIGHTS and one.function in MAXIMA_OF_TWO]
     return scores[0] if len(scores) == len(others) == 1 else None
 
 

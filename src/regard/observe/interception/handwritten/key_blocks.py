@@ -35,8 +35,8 @@ BLOCKS = (
     "whose rows are not known until the last block"
 )
 OTHERWISE = "it adds up blocks of keys in a loop, and its output is not that of a softmax over all of them"
-MAXIMA = {"maximum", "fmax"}
-CUTS = {"getitem", "narrow", "split", "split_with_sizes", "chunk", "tensor_split"}
+MAXIMA_OF_TWO = {"maximum", "fmax"}
+CUTS = SPLITS | {"getitem", "narrow", "split_with_sizes"}
 PICKS = CUTS | {"iter", "select", "unbind"}  # also of one entry along an axis
 MOST_CHANGES = 8  # layouts and factors between a block of tokens and its product
 MOST_SAMPLES = 32  # of what was made of the last contexts of some queries
@@ -199,7 +199,7 @@ class KeyBlocks:
 
 def has_running_maximum(trace: Trace) -> bool:
     """Return whether weights are exp(s - maximum(a, b)), with a maximum so far, as in a loop over blocks of keys."""
-    return not MAXIMA.isdisjoint(trace.changes)
+    return not MAXIMA_OF_TWO.isdisjoint(trace.changes)
 
 
 def find_block(

@@ -3,13 +3,13 @@
 from typing import Any
 
 from regard.observe.interception.function_roles import strip_affixes
+from regard.observe.interception.handwritten.divided_exponentials import LOGARITHMS_OF_SUMS
 from regard.observe.interception.handwritten.traces import Traced, TraceKind
 
 MERGED = (
     "the logarithms of the sums of its scores were computed too, by which blocks of keys are merged: the rows of each map sum "
     "to 1 over the keys of its block"
 )
-LOGARITHMS = {"logsumexp", "special_logsumexp"}
 Owners = list[tuple[Any, str]]  # watchers, each with the name of a module
 
 
@@ -27,7 +27,7 @@ class MergedBlocks:
 
     def add_sum(self, name: str, traced: list[Traced]) -> None:
         """Add the scores of pairs of tokens among the arguments of a function of this name, if it sums their exponentials."""
-        if strip_affixes(name) in LOGARITHMS:
+        if strip_affixes(name) in LOGARITHMS_OF_SUMS:
             self.sums += [trace.roots for _, trace in traced if trace.kind is TraceKind.SCORES and trace.pairs]
 
     def report(self) -> None:
@@ -36,5 +36,5 @@ class MergedBlocks:
         every = [owner for owners in merged for owner in owners]
         for watcher, name in dict.fromkeys(every):
             if every.count((watcher, name)) > 1:
-                watcher.handle_second_product(MERGED, name)
+                watcher.handle_unread_part(MERGED, name)
         self.clear()

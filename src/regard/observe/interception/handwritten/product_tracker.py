@@ -180,7 +180,7 @@ class ProductTracker(WeightTracker):
             return
         for x in bases:
             for watcher, name in self.summaries.get(x, ()):
-                watcher.handle_second_product(LAMBDAS, name)
+                watcher.handle_unread_part(LAMBDAS, name)
 
     def miss_memories(self, frames: list[ModuleFrame], x: Tensor, dim: int, name: str, y: Tensor) -> None:
         """Report y, the product of x with learned values over a dimension, if x are the weights of external attention."""

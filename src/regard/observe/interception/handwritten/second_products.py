@@ -99,7 +99,7 @@ class UsedWeights(Traces):
         STATE.effects += 1
         if frames.module in frames_of_call or frames_of_call.module in frames:
             for watcher, path in owners:
-                watcher.handle_second_product(MULTIPLIED.format(name), path)
+                watcher.handle_unread_part(MULTIPLIED.format(name), path)
 
 
 def describe_frames(frames: list[ModuleFrame]) -> FramesOfUse:
