@@ -7,7 +7,7 @@ from torch import nn
 import regard
 from examination import wrong_calls
 from regard import Everything
-from regard.examination import call_checks
+from regard.examination import scale_checks
 from regard.examination.changed_sources import find_changed_source, find_decayed_sources, find_mixed_source
 from regard.examination.projection_source import ModuleOutput
 
@@ -170,7 +170,7 @@ def test_a_scale_is_read_through_what_is_done_to_queries_keys_and_weights(layer)
     settings = {"expects": Everything(), "sample": draw(B, 6, H * D).float()}
     report = regard.examine(layer(), **settings)
     assert report, str(report)
-    assert any(one.what.startswith(call_checks.SCALE) for one in report.checked)
+    assert any(one.what.startswith(scale_checks.SCALE) for one in report.checked)
     wrong = regard.examine(layer(1 / D), **settings)
     assert "multiplied by 0.25, not by 1 / √4" in " ".join(
         [one.evidence for one in wrong.findings] + [one.what for one in wrong.missing]

@@ -6,7 +6,7 @@ import torch
 from examination.right_variants import LatentUnabsorbed
 from examination.subjects import case_of
 from regard import examine
-from regard.examination import call_checks
+from regard.examination import position_checks
 from regard.examination.report import Finding
 
 
@@ -43,6 +43,6 @@ def test_the_rotation_of_shared_keys_is_compared_with_that_of_queries(queries, k
     torch.manual_seed(0)
     layer = Turned(queries, keys)
     assert [one.kind for one in examine(layer).findings] == (["wrong positions"] if does else [])
-    wrong = call_checks.check_positions(case_of(layer).inner_calls)
+    wrong = position_checks.check_positions(case_of(layer).inner_calls)
     assert isinstance(wrong, Finding) == bool(does)
     assert not does or does in wrong.evidence

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from regard.examination.inner_calls import InnerCall
 from regard.examination.projection_source import ProjectionSource
-from regard.examination.report import Checked, Finding
+from regard.examination.report import Checked, Finding, count_calls
 
 NEAR = 1e-3  # of logarithms of factors
 FAINT = 1e-3  # of the largest number: smaller ones are left out
@@ -32,7 +32,7 @@ def check_norms(calls: Sequence[InnerCall]) -> Finding | Checked | None:
         found += [what] if (what := describe_norms(one)) else []
     if not found:
         return None
-    return Checked(found[0], f"in {len(calls)} recorded call{'s' * (len(calls) > 1)}")
+    return Checked(found[0], f"in {count_calls(calls)}")
 
 
 def describe_norms(one: InnerCall) -> str:

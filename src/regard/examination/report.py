@@ -2,6 +2,7 @@
 
 import math
 import textwrap
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -193,6 +194,11 @@ class Report(HtmlRepr):
             "notes": list(self.notes),
             "reach": None if self.reach is None else convert_visibility_to_json(self.reach),
         }
+
+
+def count_calls(calls: Sequence[object]) -> str:
+    """Format the number of recorded calls."""
+    return f"{len(calls)} recorded call{'s' * (len(calls) > 1)}"
 
 
 def format_results(title: str, results: tuple[Checked, ...] | tuple[Unknown, ...], width: int) -> list[str]:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from regard.examination.bias_reading import has_linear_bias, list_alibi_slopes, read_slopes
 from regard.examination.inner_calls import InnerCall
-from regard.examination.report import Checked, Unknown
+from regard.examination.report import Checked, Unknown, count_calls
 
 WHAT = "a bias by distance"
 NEAR = 1e-3  # of a slope
@@ -59,7 +59,7 @@ def check_slopes(calls: Sequence[InnerCall]) -> Checked | Unknown | None:
     one, slopes = found[0]
     right = list_alibi_slopes(len(slopes))
     what = f"a bias falls with the distance of a key, {describe_range(slopes)}"
-    where = f"in {len(found)} recorded call{'s' * (len(found) > 1)}; each head's slope is read"
+    where = f"in {count_calls(found)}; each head's slope is read"
     if is_near(slopes, right):
         where += ", and is that of ALiBi"
     elif is_named_alibi(one.module) and not is_learned(one.module, slopes):

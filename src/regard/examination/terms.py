@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.examination.inner_calls import FEW, InnerCall
-from regard.examination.report import Checked, Finding
+from regard.examination.report import Checked, Finding, count_calls
 
 WHAT = "softcap, sinks and cached keys"
 SOFTCAPS = ("softcap", "logit_softcapping", "attn_logit_softcapping", "attn_logit_softcap", "logit_cap", "attn_softcap")
@@ -21,7 +21,7 @@ def check_terms(calls: Sequence[InnerCall]) -> Finding | Checked | None:
             kind, sentence, cure = wrong
             return Finding(kind, f"in {one.name or 'the layer'} {sentence}", cure, 1.4, kind, one.name)
     said = [term for one in calls[:1] for term in list_terms(one)]
-    return Checked(", ".join(said), f"in {len(calls)} recorded call{'s' * (len(calls) > 1)}") if said else None
+    return Checked(", ".join(said), f"in {count_calls(calls)}") if said else None
 
 
 def list_terms(one: InnerCall) -> list[str]:

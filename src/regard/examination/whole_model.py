@@ -24,6 +24,7 @@ from regard.examination import (
     model_lengths,
     model_positions,
     replay,
+    scale_checks,
     suggestions,
     table_reading,
 )
@@ -210,7 +211,7 @@ class ModelExamination:
         names = dict.fromkeys([*stored, *recorded.unstored])
         scale = self.scale
         if scale is None and any(
-            one.scale is not None and not call_checks.is_near(one.scale, one.width**-0.5) for one in calls
+            one.scale is not None and not scale_checks.is_near(one.scale, one.width**-0.5) for one in calls
         ):
             longer = self.record_longer_calls()
             factor = log_scale.read_log_factor(calls, longer)

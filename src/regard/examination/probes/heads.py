@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from regard.examination import call_checks, evidence
+from regard.examination import evidence, head_checks
 from regard.examination.case import Case
 from regard.examination.identify import formula, weight_reading
 from regard.examination.identify.match import Match
@@ -23,7 +23,7 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     if match is not None:
         yield from check_match(match, case.subject.module)
     elif case.subject.form == "x":
-        result = call_checks.check_heads(case.inner_calls)
+        result = head_checks.check_heads(case.inner_calls)
         yield result if result is not None else Unknown(f"whether {WHAT}", evidence.ALONE)
     elif case.shapes.heads > 1:
         try:

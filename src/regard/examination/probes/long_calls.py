@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from regard.examination import bias_reading, call_checks, log_scale, mask_requirements
+from regard.examination import bias_reading, log_scale, mask_requirements, scale_checks
 from regard.examination.case import Case
 from regard.examination.inner_calls import InnerCall
 from regard.examination.projection_source import read_source
-from regard.examination.report import Checked, Finding
+from regard.examination.report import Checked, Finding, count_calls
 
 WHAT = "calls of longer inputs have the scale, the positions and the mask of shorter ones"
 SAME = "Multiply the scores by 1 / √d, d the width of a head, whatever the number of tokens."
@@ -26,7 +26,7 @@ def check_case(case: Case) -> Iterator[Finding | Checked]:
     found = [one for one in (find_other_scale(case), find_repeated_position(case.long_calls), hidden) if one]
     yield from found
     if not found:
-        yield Checked(WHAT, f"with {t} tokens, in {call_checks.count_calls(case.long_calls)}")
+        yield Checked(WHAT, f"with {t} tokens, in {count_calls(case.long_calls)}")
 
 
 def find_other_scale(case: Case) -> Finding | None:
@@ -35,7 +35,7 @@ def find_other_scale(case: Case) -> Finding | None:
         return None
     for short, long in zip(case.inner_calls, case.long_calls, strict=True):
         few, many = short.call.q.shape[2], long.call.q.shape[2]
-        if few != many and short.scale and long.scale and abs(long.scale / short.scale - 1) > call_checks.OFF:
+        if few != many and short.scale and long.scale and abs(long.scale / short.scale - 1) > scale_checks.OFF:
             sentence = f"scores are multiplied by {short.scale:.4g} for {few} tokens, but by {long.scale:.4g} for {many}"
             return Finding("wrong scale", sentence, SAME, 2.05, "scale")
     return None

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from regard.examination import (
     bucket_reading,
-    call_checks,
     evidence,
     frequency_reading,
     mask_requirements,
+    position_checks,
     position_tensors,
     slope_checks,
     table_reading,
@@ -51,7 +51,7 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     if any(isinstance(one, Finding) for one in results):
         yield from results
         return
-    positions = call_checks.check_positions(case.inner_calls)
+    positions = position_checks.check_positions(case.inner_calls)
     if isinstance(positions, Finding):  # of an identified formula too: rotations by head may not change its outputs
         yield positions
         return

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
-from regard.examination import call_checks, evidence, shared_sources, token_shift
+from regard.examination import evidence, role_checks, shared_sources, token_shift
 from regard.examination.case import Case
 from regard.examination.identify import formula, weight_reading
 from regard.examination.identify.match import Match
@@ -25,7 +25,7 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     if match is not None:
         yield from check_match(match)
     elif case.subject.form == "x":
-        result = call_checks.check_roles(case.inner_calls)
+        result = role_checks.check_roles(case.inner_calls)
         yield result if result is not None else Unknown(f"whether {WHAT}", evidence.ALONE)
     else:
         try:

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
-from regard.examination import call_checks, evidence, log_scale, value_scale
+from regard.examination import evidence, log_scale, scale_checks, value_scale
 from regard.examination.case import Case
 from regard.examination.identify import formula, weight_reading
 from regard.examination.identify.match import Match
 from regard.examination.identify.mistakes import find_mistake
 from regard.examination.report import Checked, Finding, Unknown
 
-WHAT = call_checks.SCALE
+WHAT = scale_checks.SCALE
 
 
 def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
@@ -29,17 +29,22 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     slope = weight_reading.measure_slope(case, by_values)
     heads_width = find_head_width(case, by_values)
     found = 0.0 if slope is None else max(slope.along, slope.across)  # across if queries and keys are exchanged
-    if slope is None or heads_width is None or min(abs(slope.along), abs(slope.across)) > call_checks.OFF * found or found <= 0:
-        result = call_checks.check_scale(case.inner_calls, case.scale)
+    if (
+        slope is None
+        or heads_width is None
+        or min(abs(slope.along), abs(slope.across)) > scale_checks.OFF * found
+        or found <= 0
+    ):
+        result = scale_checks.check_scale(case.inner_calls, case.scale)
         factor = log_scale.read_log_factor(case.inner_calls, case.long_calls) if case.scale is None else None
         if factor is not None:
             result = log_scale.report_log_scale(factor, case.inner_calls, case.long_calls)
         yield result if result is not None else report_unknown_scale(case)
         return
     expected = heads_width**-0.5 if case.scale is None else case.scale
-    if abs(found / expected - 1) < call_checks.OFF:
+    if abs(found / expected - 1) < scale_checks.OFF:
         yield Checked(WHAT, f"log weights follow the scores times {found:.4g}, and {expected:.4g} is expected")
-    elif by_values and not any(call_checks.is_near(found, wrong) for wrong in call_checks.list_wrong_scales(heads_width)):
+    elif by_values and not any(scale_checks.is_near(found, wrong) for wrong in scale_checks.list_wrong_scales(heads_width)):
         # other kernels of scores than exponentials have slopes that are near the scale, and not equal to it
         sentence = f"{WHAT}: log weights follow the scores times {found:.4g}, and {expected:.4g} is expected"
         yield Unknown(sentence, f"scale={found:.4g}, if it is intended", is_required=True)
@@ -58,7 +63,7 @@ def report_unknown_scale(case: Case) -> Unknown:
 def report_training_scale(case: Case) -> Iterator[Finding]:
     """Yield the finding of a scale that differs between training and evaluation."""
     for one, other in zip(case.inner_calls, case.training_calls, strict=False):
-        if one.scale is not None and other.scale is not None and not call_checks.is_near(one.scale, other.scale):
+        if one.scale is not None and other.scale is not None and not scale_checks.is_near(one.scale, other.scale):
             sentence = f"scores are multiplied by {one.scale:.4g} in evaluation, but by {other.scale:.4g} in training"
             cure = "Use one scale in both: no temperature that depends on self.training."
             yield Finding("wrong scale", sentence, cure, 2.05, "training scale")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from regard.examination import call_checks, evidence, log_weights, matrix_checks, sink_reading, weight_formulas
+from regard.examination import evidence, log_weights, matrix_checks, row_checks, sink_reading, weight_formulas
 from regard.examination.case import Case
 from regard.examination.identify import formula, weight_reading
 from regard.examination.identify.match import Match
@@ -47,7 +47,7 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
         results = list(read_or_infer_rows(weight_reading.get_double_case(case), by_values))
     except Exception:  # whatever a user's layer raises: another probe reports it
         results = [Unknown(f"whether {ROWS}", evidence.ALONE, is_required=True)]
-    recorded = call_checks.check_rows(case.inner_calls) if any(isinstance(one, Unknown) for one in results) else None
+    recorded = row_checks.check_rows(case.inner_calls) if any(isinstance(one, Unknown) for one in results) else None
     replaced = [one for one in results if is_missing(one) or (isinstance(recorded, Checked) and isinstance(one, Unknown))]
     if recorded is not None and replaced:
         results = [*(one for one in results if one not in replaced), recorded]
@@ -175,7 +175,7 @@ def explain_rows(case: Case, weights: Tensor, rows: Tensor, off: Tensor, seen: T
         return Finding("not normalised", sentence, CURE, 1.5, "softmax")
     if has_filled_keys(case):
         sentence += ", and to another number with one token less: keys that are not tokens have weight"
-        return Finding("not normalised", sentence, call_checks.FILLED, 1.5, "softmax")
+        return Finding("not normalised", sentence, row_checks.FILLED, 1.5, "softmax")
     return Unknown(
         f"whether {ROWS}: {sentence}, as with a sink", "the function without its sink" if of_function else evidence.ALONE
     )
