@@ -6,8 +6,11 @@ from torch import nn
 
 from examination.wrong_calls import D, Rotary, T, turn_halves
 from regard import examine
-from regard.examination.late_norms import NormCall, find_late_norm
+from regard.examination.inner_calls import record_inner_calls
+from regard.examination.late_norms import WEIGHTS, NormCall, find_late_norm
+from regard.examination.position_checks import check_positions
 from regard.examination.projection_source import ModuleOutput, find_source
+from regard.examination.report import Finding
 
 H, LONG = 3, 9
 
@@ -38,8 +41,9 @@ def test_a_norm_is_found_where_a_shift_of_all_positions_changes_scores(which, is
     outputs = [ModuleOutput("q_proj", projected), ModuleOutput("q_norm", made)]
     calls = [NormCall("q_norm", *((x.transpose(1, 2) if is_transposed else x) for x in (given, made)))]
     found = find_late_norm("queries", made, find_source(made, outputs), calls, outputs)
-    assert (found is not None) == bool((scores - moved).abs().max() > 1e-6)
-    assert found is None or found.has_weights_only == (which == "free")
+    assert found is not None
+    assert bool(found.problem) == bool((scores - moved).abs().max() > 1e-6)
+    assert (found.problem == WEIGHTS) == (which == "free")
 
 
 class Normed(Rotary):
@@ -79,3 +83,41 @@ def test_a_mean_after_the_rotation_is_named():
     (finding, *_) = examine(Normed(nn.LayerNorm, is_late=True), sample=torch.randn(2, T, H * 8)).findings
     assert finding.kind == "wrong positions"
     assert "normalized by q_norm after they are rotated" in finding.evidence
+
+
+class OneSided(Rotary):
+    """Queries are rotated and then normalized by their size; keys are normalized too, and rotated or not."""
+
+    def __init__(self, who, is_other_rotated, is_other_normed):
+        super().__init__()
+        self.q_norm, self.k_norm = (nn.RMSNorm(D, elementwise_affine=False) for _ in range(2))
+        self.who, self.is_other_rotated, self.is_other_normed = who, is_other_rotated, is_other_normed
+
+    def place(self, q, k):
+        q, k = (q, k) if self.who == "queries" else (k, q)
+        norm, other = (self.q_norm, self.k_norm) if self.who == "queries" else (self.k_norm, self.q_norm)
+        rotated, turned = super().place(q, k)
+        first, second = norm(rotated), turned if self.is_other_rotated else k
+        second = other(second) if self.is_other_normed else second
+        return (first, second) if self.who == "queries" else (second, first)
+
+
+@pytest.mark.parametrize("who", ["queries", "keys"])
+@pytest.mark.parametrize("is_other_normed", [False, True])
+def test_one_side_that_is_rotated_before_its_norm_is_named(who, is_other_normed):
+    torch.manual_seed(1)
+    layer = OneSided(who, False, is_other_normed)
+    (finding, *_) = examine(layer).findings
+    assert finding.kind == "wrong positions"
+    calls = record_inner_calls(layer, lambda: layer(torch.randn(2, T, H * 8))).calls
+    wrong = check_positions(calls)
+    assert isinstance(wrong, Finding)
+    assert f"only {who} are rotated by their positions" in wrong.evidence
+
+
+@pytest.mark.parametrize("who", ["queries", "keys"])
+@pytest.mark.parametrize("is_other_normed", [False, True])
+def test_both_sides_rotated_are_right_if_one_is_normalized_after(who, is_other_normed):
+    torch.manual_seed(1)
+    report = examine(OneSided(who, True, is_other_normed))
+    assert not report.findings, str(report)

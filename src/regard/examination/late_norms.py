@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.examination.projection_source import ModuleOutput, ProjectionSource, find_source, read_source
 from regard.examination.report import Finding, Unknown
-from regard.examination.rotary_reading import pair_columns
+from regard.examination.rotary_reading import Rotary, pair_columns
 
 WHAT = "norms of queries and keys come before their rotation by positions"
 NEAR = 1e-3  # of factors
@@ -32,25 +32,24 @@ class NormCall(NamedTuple):
 
 
 class LateNorm(NamedTuple):
-    """A norm of queries or keys (`who`) after their rotation, and whether only its weights do not commute with it."""
+    """A norm of queries or keys (`who`) after their rotation, and why it does not commute with it: MEAN, WEIGHTS or ""."""
 
     who: str
     name: str
-    has_weights_only: bool
+    rotary: Rotary
+    problem: str
 
     @property
     def sentence(self) -> str:
         """What is wrong, in words."""
-        why = WEIGHTS if self.has_weights_only else MEAN
-        return (
-            f"{self.who} are normalized by {self.name} after they are rotated, and {why}: scores depend on absolute positions"
-        )
+        how = f"{self.who} are normalized by {self.name} after they are rotated"
+        return f"{how}, and {self.problem}: scores depend on absolute positions"
 
 
 def find_late_norm(
     who: str, x: Tensor, source: ProjectionSource | None, calls: Sequence[NormCall], outputs: Sequence[ModuleOutput]
 ) -> LateNorm | None:
-    """Return the norm that made x (b, h, t, d) of rotated heads and does not commute with their rotation; None without one."""
+    """Return the norm that made x (b, h, t, d) of rotated heads; None without one."""
     if source is None or not source.is_equal_to(x):
         return None
     for one in (one for one in calls if one.name == source.name):
@@ -63,8 +62,9 @@ def find_late_norm(
             factors = (made.double() / given.double()).masked_fill(given.abs() < FAINT * given.abs().max(), torch.nan)
             pairs = torch.view_as_real(pair_columns(factors[..., : rotary.width], rotary.style))
             if is_constant(pairs):
-                return None
-            return LateNorm(who, one.name, is_constant((factors / factors[..., :1]).movedim(-1, 0).flatten(1)))
+                return LateNorm(who, one.name, rotary, "")
+            has_weights_only = is_constant((factors / factors[..., :1]).movedim(-1, 0).flatten(1))
+            return LateNorm(who, one.name, rotary, WEIGHTS if has_weights_only else MEAN)
     return None
 
 
@@ -82,13 +82,13 @@ def is_constant(x: Tensor) -> bool:
 
 
 def check_order(norms: Sequence[tuple[str, LateNorm]]) -> Finding | Unknown | None:
-    """Return the first norm after a rotation, of those in the modules of these names; None without one.
+    """Return the first norm that does not commute with the rotation before it, of those in the modules of these names, or None.
 
     A mean is a mistake; weights may be meant, as published models have them.
     """
-    for name, one in sorted(norms, key=lambda norm: norm[1].has_weights_only):
+    for name, one in sorted((norm for norm in norms if norm[1].problem), key=lambda norm: norm[1].problem == WEIGHTS):
         sentence = f"in {name or 'the layer'} {one.sentence}"
-        if one.has_weights_only:
+        if one.problem == WEIGHTS:
             return Unknown(f"whether {WHAT}: {sentence}", DESIGN)
         return Finding("wrong positions", sentence, CURE, 1.45, "positions", name)
     return None

@@ -34,14 +34,21 @@ def check_positions(calls: Sequence[InnerCall]) -> Finding | Checked | None:
         if wrong is not None:
             sentence, cure = wrong
             return Finding("wrong positions", f"in {one.name or 'the layer'} {sentence}", cure, 1.4, "positions", one.name)
-        rotary = read_source(one.call.q, one.q_source)
-        read += [] if rotary is None or read_source(one.call.k, one.k_source) is None else [rotary]
+        q, k = find_rotations(one)
+        read += [] if q is None or k is None else [q]
     if not read:
         return None
     how = f"{read[0].width} columns in pairs of {read[0].columns}, queries and keys alike"
     base = frequency_reading.read_base(read[0])
     of_base = "" if base is None else f", of base {frequency_reading.format_base(base)}"
     return Checked(f"{POSITIONS}: {how}", f"in {count_calls(read)}; each angle is read{of_base}")
+
+
+def find_rotations(one: InnerCall) -> tuple[Rotary | None, Rotary | None]:
+    """Return the rotations of queries and of keys by their positions, also before a norm; None for each that has none."""
+    late = {norm.who: norm.rotary for norm in one.late_norms}
+    q, k = read_source(one.call.q, one.q_source), read_source(one.call.k, one.k_source)
+    return q or late.get("queries"), k or late.get("keys")
 
 
 def find_wrong_rotation(one: InnerCall) -> tuple[str, str] | None:
@@ -64,7 +71,7 @@ def find_wrong_rotation(one: InnerCall) -> tuple[str, str] | None:
     wrong = latent_rotation.find_wrong_rotation(one)
     if wrong:
         return wrong, TURN
-    q, k = read_source(one.call.q, one.q_source), read_source(one.call.k, one.k_source)
+    q, k = find_rotations(one)
     plain = [list_plain_heads(x, source) for _, _, x, source in sources]
     for (who, other), heads in zip((("queries", "keys"), ("keys", "queries")), plain, strict=True):
         if (q is None) != (k is None) and heads and one.call.q.shape[1] == one.call.k.shape[1] and plain[0] != plain[1]:
