@@ -18,7 +18,7 @@ from regard.mechanism.mask_algebra import Offset
 Form = Literal["x", "qkv"]
 AttentionFunction = Callable[..., AttentionOutput]
 PLAIN = "x (b, t, c)"  # the usual way
-ROLE_NAMES = {"q": "queries", "k": "keys", "v": "values"}  # of the letters that parse_role returns
+ROLE_NAMES = {"q": "queries", "k": "keys", "v": "values"}  # of the letters that parse_qkv returns
 WORDS = (("q", "quer"), ("k", "key"), ("v", "val"))
 SOURCES = ("y", "context", "memory", "kv", "key_value", "encoder_hidden_states")  # arguments for what keys are made from
 LETTER = re.compile(r"(?:^|_)(?:x|in|inputs?)?([qkv])s?(?=_|\d|$)")
@@ -141,11 +141,11 @@ def bind_arguments(subject: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 def parse_roles(names: Sequence[str]) -> str | None:
     """Return the order of q, k and v in argument names, such as "kqv"; None if the names do not give all three."""
-    found = "".join(map(parse_role, names))
+    found = "".join(map(parse_qkv, names))
     return found if sorted(found) == ["k", "q", "v"] else None
 
 
-def parse_role(name: str) -> str:
+def parse_qkv(name: str) -> str:
     """Return the role that a name states: q, k or v; "" if it states none, or several, as "key_value" does."""
     roles = {role for role, word in WORDS if word in name.lower()} or set(LETTER.findall(name.lower()))
     return roles.pop() if len(roles) == 1 else ""

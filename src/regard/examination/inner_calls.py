@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.examination.attention_output import list_parts
-from regard.examination.call_conventions import parse_role
+from regard.examination.call_conventions import parse_qkv
 from regard.examination.changed_sources import find_changed_source, find_decayed_sources, find_mixed_source
 from regard.examination.functional_projections import watch_projections
 from regard.examination.late_norms import LateNorm, NormCall, find_late_norm
@@ -384,7 +384,7 @@ def select_inside(outputs: Sequence[ModuleOutput], place: str) -> list[ModuleOut
 def find_named_output(x: Tensor, outputs: Sequence[ModuleOutput], role: str) -> Tensor | None:
     """Return the first output of a part whose name states a role, in the heads of x (b, h, t, d); None without one."""
     for one in outputs:
-        y = arrange_tokens(one.output, x) if parse_role(one.name.rpartition(".")[2]) == role else None
+        y = arrange_tokens(one.output, x) if parse_qkv(one.name.rpartition(".")[2]) == role else None
         if y is not None and y.shape[-1] == x.shape[1] * x.shape[-1]:
             split: Tensor = y.unflatten(-1, (-1, x.shape[-1])).transpose(1, 2)
             return split

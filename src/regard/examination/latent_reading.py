@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.examination.identify.projection_layouts import parse_role
+from regard.examination.identify.projection_layouts import parse_matrix_role
 from regard.examination.projection_source import ModuleOutput
 from regard.examination.rounding import is_near
 from regard.observe.interception.attention_call import AttentionCall
@@ -67,7 +67,7 @@ def find_plain_queries(q: Tensor, rotated: int, outputs: Sequence[ModuleOutput])
     b, h, t, _ = q.shape
     for one in outputs:
         width = one.output.shape[-1] // h
-        if parse_role(one.name) == "q" and one.output.shape == (b, t, width * h) and width > rotated:
+        if parse_matrix_role(one.name) == "q" and one.output.shape == (b, t, width * h) and width > rotated:
             plain = one.output.double().unflatten(-1, (h, width)).transpose(1, 2)
             yield plain[..., : width - rotated]
             if rotated:

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from regard.examination.call_conventions import ROLE_NAMES, parse_role
+from regard.examination.call_conventions import ROLE_NAMES, parse_qkv
 from regard.examination.inner_calls import InnerCall
 from regard.examination.norm_modules import is_norm
 from regard.examination.report import Finding
@@ -17,10 +17,10 @@ def find_other_norm(one: InnerCall) -> Finding | None:
     Values need a projection of their own, and queries and keys a norm of their own: shared ones may be meant.
     """
     parts = {} if one.module is None else dict(one.module.named_modules(prefix=one.name))
-    held = {(parse_role(name.rpartition(".")[2]), isinstance(part, nn.Linear), is_norm(part)) for name, part in parts.items()}
+    held = {(parse_qkv(name.rpartition(".")[2]), isinstance(part, nn.Linear), is_norm(part)) for name, part in parts.items()}
     for own, source in (("q", one.q_source), ("k", one.k_source), ("v", one.v_source)):
         name = "" if source is None else source.name
-        role = parse_role(name.rpartition(".")[2])
+        role = parse_qkv(name.rpartition(".")[2])
         if source is None or source.is_ambiguous or name not in parts or not is_norm(parts[name]) or role in ("", own):
             continue
         if (own, own == "v", own != "v") in held:

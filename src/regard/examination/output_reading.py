@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.examination.identify.projection_layouts import parse_role
+from regard.examination.identify.projection_layouts import parse_matrix_role
 from regard.examination.least_squares import solve_least_squares
 from regard.examination.projection_source import ModuleOutput
 from regard.examination.rounding import NEAR, is_near
@@ -76,7 +76,7 @@ def read_output(
     weights = call.build_map(call.k).dense().double()
     linear = {name: part for name, part in module.named_modules() if isinstance(part, nn.Linear)}
     is_strided = has_strided_heads(call.v, outputs)
-    for last, out in sorted(linear.items(), key=lambda one: parse_role(one[0]) != "o"):  # those named after it first
+    for last, out in sorted(linear.items(), key=lambda one: parse_matrix_role(one[0]) != "o"):  # those named after it first
         if out.in_features % h:
             continue
         e = out.in_features // h
@@ -124,7 +124,7 @@ def find_wrong_projection(
 ) -> OutputReading | None:
     """Return how a module changes what its output projection makes of the heads: a bias or all of it twice, or transposed."""
     values = next(list_values(call, out.in_features // call.q.shape[1]), None)
-    if values is None or parse_role(last) in ("q", "k", "v"):  # a weight that is shared with the output by design
+    if values is None or parse_matrix_role(last) in ("q", "k", "v"):  # a weight that is shared with the output by design
         return None
     context = (weights @ values.numbers).transpose(1, 2).flatten(2)
     weight, bias = out.weight.detach().double(), 0 if out.bias is None else out.bias.detach().double()

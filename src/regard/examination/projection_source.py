@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.examination.call_conventions import parse_role
+from regard.examination.call_conventions import parse_qkv
 from regard.examination.rotary_reading import STYLES, Rotary, pair_columns, read_rotary, read_rotary_of_each_head
 
 NEAR = {torch.float64: 1e-6, torch.float32: 1e-3}  # relative spread of a ratio of norms that is constant
@@ -60,7 +60,7 @@ def find_source(x: Tensor, outputs: Sequence[ModuleOutput]) -> ProjectionSource 
     if near is None:
         return None
     ambiguous = None
-    for one in sorted(outputs, key=lambda one: one.output.dim() != 4 or bool(parse_role(one.name.rpartition(".")[2])))[::-1]:
+    for one in sorted(outputs, key=lambda one: one.output.dim() != 4 or bool(parse_qkv(one.name.rpartition(".")[2])))[::-1]:
         for part in iterate_parts(x, one.output):
             y = arrange_tokens(one.output, part)
             found = None if y is None else match_norms(one.name, part.double().norm(dim=-1), y, x.shape[-1], near)

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from regard.examination.call_conventions import parse_role
+from regard.examination.call_conventions import parse_qkv
 from regard.examination.inner_calls import InnerCall
 from regard.examination.report import Finding
 from regard.examination.rounding import is_near
@@ -15,7 +15,7 @@ def find_repeated_bias(one: InnerCall) -> Finding | None:
     parts = {} if one.module is None else dict(one.module.named_modules(prefix=one.name))
     sides = {"q": (one.call.q, one.q_named), "k": (one.call.k, one.k_named), "v": (one.call.v, one.v_named)}
     for name, part in parts.items():
-        x, named = sides.get(parse_role(name.rpartition(".")[2]), (None, None))
+        x, named = sides.get(parse_qkv(name.rpartition(".")[2]), (None, None))
         bias = part.bias if isinstance(part, nn.Linear) else None
         if bias is not None and x is not None and named is not None and is_added(bias, named, x):
             sentence = f"in {one.name or 'the layer'} the bias of {name} is added twice"

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from regard.examination.call_conventions import parse_role
+from regard.examination.call_conventions import parse_qkv
 from regard.examination.identify.mistakes import ROLE
 from regard.examination.inner_calls import InnerCall
 from regard.examination.norm_roles import find_other_norm
@@ -45,4 +45,4 @@ def find_exchanged_values(one: InnerCall) -> Finding | None:
 
 def read_role(source: ProjectionSource | None) -> str:
     """Return the role that the name of a source states: q, k, v or ""."""
-    return "" if source is None else parse_role(source.name.rpartition(".")[2])
+    return "" if source is None else parse_qkv(source.name.rpartition(".")[2])

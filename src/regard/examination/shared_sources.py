@@ -5,7 +5,7 @@ from itertools import combinations
 
 from torch import nn
 
-from regard.examination.call_conventions import parse_role
+from regard.examination.call_conventions import parse_qkv
 from regard.examination.identify.mistakes import ROLE
 from regard.examination.inner_calls import InnerCall
 from regard.examination.norm_modules import is_norm
@@ -40,7 +40,7 @@ def iterate_shared_weights(module: nn.Module) -> Iterator[Unknown]:
     """Yield whether it is intended that projections of two roles have one weight, for each pair of them."""
     parts = {name: part for name, part in module.named_modules(remove_duplicate=False) if isinstance(part, nn.Linear)}
     for (one, first), (other, second) in combinations(parts.items(), 2):
-        roles = [parse_role(name.rpartition(".")[2]) for name in (one, other)]
+        roles = [parse_qkv(name.rpartition(".")[2]) for name in (one, other)]
         if first.weight is second.weight and roles[0] != roles[1] and all(roles):
             yield Unknown(f"whether it is intended that {one} and {other} have one weight", MEANT)
 
@@ -58,10 +58,10 @@ def find_spare_part(one: InnerCall, sources: Sequence[ProjectionSource]) -> str:
         used = {part for source in sources for part in source.slices}
         return f"{count - len(used)} of its {count} parts make nothing" if len(used) < count else ""
     parts = {} if one.module is None else dict(one.module.named_modules(prefix=one.name))
-    roles = {parse_role(name.rpartition(".")[2]) for name in names}
+    roles = {parse_qkv(name.rpartition(".")[2]) for name in names}
     own = [getattr(parts.get(name), "weight", None) for name in names]
     linear = [
         name for name, part in parts.items() if isinstance(part, nn.Linear) and not any(part.weight is one for one in own)
     ]
-    unused = [name for name in linear if (role := parse_role(name.rpartition(".")[2])) in ("q", "k", "v") and role not in roles]
+    unused = [name for name in linear if (role := parse_qkv(name.rpartition(".")[2])) in ("q", "k", "v") and role not in roles]
     return f"nothing comes from {unused[0]}" if len(unused) == 1 else ""

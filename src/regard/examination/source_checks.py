@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regard.examination import inputs
 from regard.examination.adapters import get_dtype_and_device
 from regard.examination.attention_output import list_parts
-from regard.examination.call_conventions import get_signature_owner, list_required_arguments, parse_role, parse_roles
+from regard.examination.call_conventions import get_signature_owner, list_required_arguments, parse_qkv, parse_roles
 from regard.examination.inner_calls import InnerCall, record_inner_calls
 from regard.examination.report import Checked, Finding, Unknown
 from regard.examination.zero_weights import find_zero_weights
@@ -183,7 +183,7 @@ def find_wrong_source(moves: Moves, name: str, is_source: bool) -> tuple[str, st
 
 def find_wrong_role(moves: Moves, name: str) -> tuple[str, str] | None:
     """Return the module in which query, key or value is not used as it is named, and the evidence; None if each is."""
-    role, (where, letters) = parse_role(name), moves.calls[0]
+    role, (where, letters) = parse_qkv(name), moves.calls[0]
     if letters == role or (role == "k" and letters in ("k", "kv")) or (not letters and moves.output):
         return None  # values are not always known
     words = {"q": "queries", "k": "keys", "v": "values"}

@@ -8,7 +8,7 @@ from regard.examination.identify.projection_layouts import (
     find_layouts,
     has_extra_layers,
     list_head_counts,
-    parse_role,
+    parse_matrix_role,
     split_columns,
 )
 
@@ -29,7 +29,7 @@ from regard.examination.identify.projection_layouts import (
     ],
 )
 def test_a_name_says_what_a_matrix_is_for(kind, names):
-    assert {name: parse_role(name) for name in names.split()} == dict.fromkeys(names.split(), kind)
+    assert {name: parse_matrix_role(name) for name in names.split()} == dict.fromkeys(names.split(), kind)
 
 
 def find_first_layout(module, width=C, out=C):

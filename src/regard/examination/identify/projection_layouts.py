@@ -73,9 +73,9 @@ def has_extra_layers(module: nn.Module, width: int) -> bool:
 
 def add_output_projections(layout: ProjectionLayout, rest: list[Affine], out: int) -> Iterator[ProjectionLayout]:
     """Yield a layout with each matrix that may be its output projection, those named so first, and without one if none is."""
-    fit = sorted((one for one in rest if one.out_features == out), key=lambda one: parse_role(one.name) != "o")
+    fit = sorted((one for one in rest if one.out_features == out), key=lambda one: parse_matrix_role(one.name) != "o")
     yield from (replace(layout, output=one) for one in fit[:3])
-    if not fit or parse_role(fit[0].name) != "o":
+    if not fit or parse_matrix_role(fit[0].name) != "o":
         yield layout
 
 
@@ -84,7 +84,7 @@ def find_matrix_layouts(found: list[Affine], width: int) -> Iterator[ProjectionL
     inner = [one for one in found if one.in_features == width]
     named: dict[str, Affine] = {}
     for one in inner:
-        named.setdefault(parse_role(one.name), one)
+        named.setdefault(parse_matrix_role(one.name), one)
     if {"q", "k"} <= set(named):
         values = [named["v"]] if "v" in named else [*([named[""]] if "" in named else []), None, named["k"]]
         yield from (make_separate_layout(named["q"], named["k"], v) for v in values)
@@ -212,7 +212,7 @@ def join_layouts(heads: list[ProjectionLayout]) -> ProjectionLayout:
     return replace(first, says=f"{len(heads)} heads of {first.says}", q=q, k=k, v=v, heads=len(heads), has_separate_heads=True)
 
 
-def parse_role(name: str) -> str:
+def parse_matrix_role(name: str) -> str:
     """Return what a matrix is for by its name: q, k, v, qkv, kv, o, or an empty string."""
     parts = [part for part in name.split(".") if not part.isdigit()]
     last = next((part for part in reversed(parts) if part not in ("weight", "linear")), parts[-1] if parts else "")

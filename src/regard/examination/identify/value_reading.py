@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.examination.adapters import SubjectAdapter
-from regard.examination.identify.projection_layouts import parse_role
+from regard.examination.identify.projection_layouts import parse_matrix_role
 
 NEAR = 1e-9  # of the largest number, in float64
 PARTS = {"v": 1, "kv": 2, "qkv": 3}  # equal parts of a projection's columns, of which the values are the last
@@ -64,7 +64,7 @@ def read_weights_by_values(subject: SubjectAdapter, double: nn.Module | None, x:
 
 def find_ends(module: nn.Module) -> Ends | None:
     """Return the projections of values and of the output of a module by their names; None unless there is one of each."""
-    roles = [(parse_role(name), part) for name, part in module.named_modules() if isinstance(part, nn.Linear)]
+    roles = [(parse_matrix_role(name), part) for name, part in module.named_modules() if isinstance(part, nn.Linear)]
     makers = [(role, part) for role, part in roles if role in PARTS]
     outputs = [part for role, part in roles if role == "o"]
     if len(makers) != 1 or len(outputs) != 1:

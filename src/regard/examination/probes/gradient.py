@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.examination.adapters import SubjectError
 from regard.examination.case import Case
-from regard.examination.identify.projection_layouts import parse_role
+from regard.examination.identify.projection_layouts import parse_matrix_role
 from regard.examination.norm_modules import is_norm
 from regard.examination.report import UNUSED_HEADS, Checked, Finding, Unknown
 
@@ -211,7 +211,7 @@ def find_head_axis(module: nn.Module, name: str, weight: Tensor) -> int | None:
     """Return the axis of the outputs of a projection of queries, keys or values, or of a joint one; None as above."""
     joint = find_output_axis(module, name, weight)
     is_linear = isinstance(module.get_submodule(name.rpartition(".")[0]), nn.Linear)
-    return 0 if joint is None and is_linear and parse_role(name) in ("q", "k", "v") else joint
+    return 0 if joint is None and is_linear and parse_matrix_role(name) in ("q", "k", "v") else joint
 
 
 def has_zero_row(weight: Tensor, axis: int) -> bool:

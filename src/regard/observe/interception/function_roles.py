@@ -46,7 +46,7 @@ NAMES = {
 }
 ROLES = {name: role for role, names in NAMES.items() for name in names.split()}
 BOUNDS = {"clamp", "clamp_min", "clip"}
-MAXIMA = {"amax", "max"}
+ROW_MAXIMA = {"amax", "max"}
 EPSILON = 1e-3  # of a guard, at most
 BASES = {"exp": math.e, "exp2": 2.0, "special_exp2": 2.0}  # of exponentials
 POWERS = {"pow", "__rpow__"}  # which may raise a number to a tensor
@@ -90,7 +90,7 @@ def guards_norm(name: str, args: Any, kwargs: Any, changes: tuple[str, ...]) -> 
 
     A lower bound of 0 or well above 0 is an activation, but not of the largest scores, which no softmax sees.
     """
-    if has_number_bounds(name, args, kwargs) and changes[-2:-1] and changes[-2] in MAXIMA:  # the last is the function itself
+    if has_number_bounds(name, args, kwargs) and changes[-2:-1] and changes[-2] in ROW_MAXIMA:  # the last is this function
         return True
     if strip_affixes(name) not in BOUNDS or not any("norm" in change for change in changes):
         return False

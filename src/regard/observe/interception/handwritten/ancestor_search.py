@@ -26,7 +26,7 @@ NORMS = {"normalize", "layer_norm", "rms_norm"}
 NORM_LAYERS = (nn.LayerNorm, nn.RMSNorm)
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 ZEROS = {"zeros", "zeros_like", "new_zeros"}
-MAXIMA = {"max", "amax", "logsumexp"}
+ROW_REDUCTIONS = {"max", "amax", "logsumexp"}
 EXPANDS = {"expand", "expand_as", "broadcast_to"}
 REPEATS = EXPANDS | {"repeat", "repeat_interleave", "tile"}
 
@@ -170,9 +170,9 @@ def is_largest(frame: ModuleFrame, x: TensorRef, of: TensorRef) -> bool:
     for _ in range(MAX_STEPS):
         makers = frame.find_makers(x)
         core = strip_affixes(makers[-1].name) if makers else ""
-        if x is of or core not in VIEWED | COPIES | MAXIMA:
+        if x is of or core not in VIEWED | COPIES | ROW_REDUCTIONS:
             break
-        has_reduced |= core in MAXIMA
+        has_reduced |= core in ROW_REDUCTIONS
         x = makers[-1].given[0]
     return has_reduced and x is of
 

@@ -36,8 +36,8 @@ BLOCKS = (
 )
 OTHERWISE = "it adds up blocks of keys in a loop, and its output is not that of a softmax over all of them"
 MAXIMA_OF_TWO = {"maximum", "fmax"}
-CUTS = SPLITS | {"getitem", "narrow", "split_with_sizes"}
-PICKS = CUTS | {"iter", "select", "unbind"}  # also of one entry along an axis
+BLOCK_CUTS = SPLITS | {"getitem", "narrow", "split_with_sizes"}
+BLOCK_PICKS = BLOCK_CUTS | {"iter", "select", "unbind"}  # also of one entry along an axis
 MOST_CHANGES = 8  # layouts and factors between a block of tokens and its product
 MOST_SAMPLES = 32  # of what was made of the last contexts of some queries
 
@@ -252,7 +252,7 @@ def find_origin(frame: ModuleFrame, x: Tensor) -> tuple[Tensor, TensorRef]:
 def is_cut(frame: ModuleFrame, x: Tensor, made: TensorRef, count: int) -> bool:
     """Return whether x, made of the tensor `made`, is `count` tokens of another one that has more along that axis."""
     for maker in frame.find_makers(made):
-        given = find_alive(frame, maker.given[0]) if maker.given and strip_affixes(maker.name) in CUTS else None
+        given = find_alive(frame, maker.given[0]) if maker.given and strip_affixes(maker.name) in BLOCK_CUTS else None
         if given is None or given.untyped_storage().data_ptr() != x.untyped_storage().data_ptr():
             continue
         longer = {step for n, step in zip(given.shape, given.stride(), strict=True) if n > count}
@@ -277,7 +277,7 @@ def is_made_of_part(frame: ModuleFrame, made: TensorRef) -> bool:
         makers = frame.find_makers(made)
         if len(makers) != 1 or not makers[0].given:
             return False
-        if n and strip_affixes(makers[0].name) in PICKS:
+        if n and strip_affixes(makers[0].name) in BLOCK_PICKS:
             return True
         made = next((one for one in makers[0].given if frame.find_contents(one) == TOKEN), makers[0].given[0])
     return False

@@ -14,7 +14,7 @@ from regard.observe.interception.provenance import GATHERS, TOKEN, ModuleFrame, 
 
 LISTS = JOINS_PARTS | {"hstack"}
 GATES = {"exp", "exp2", "sigmoid", "special_expit"}  # which turn each score into a weight, unlike what a softmax follows
-PICKS = {*map(strip_affixes, GATHERS), "select", "narrow", "unbind", "split", "chunk", "iter"}
+ENTRY_PICKS = {*map(strip_affixes, GATHERS), "select", "narrow", "unbind", "split", "chunk", "iter"}
 
 
 def may_join_scores(name: str, args: Any) -> bool:
@@ -38,7 +38,7 @@ def scores_picked_pair(frame: ModuleFrame, x: TensorRef, entries: int) -> bool:
     each token is added.
     """
     meeting, maker = find_meeting(frame, x, entries, passes_sums=True), skip_layouts(frame, x)
-    if meeting is None or maker is None or (strip_affixes(maker.name) in PICKS and maker.sizes[0] > entries):
+    if meeting is None or maker is None or (strip_affixes(maker.name) in ENTRY_PICKS and maker.sizes[0] > entries):
         return False  # a token that was picked is no score
     _, tokens, _ = meeting
     are_picked = [is_picked_token(frame, *one) for one in tokens]
@@ -54,7 +54,7 @@ def is_picked_token(frame: ModuleFrame, x: TensorRef, size: int) -> bool:
         if not makers or not makers[-1].given:
             return False
         maker = makers[-1]
-        if maker.child is None and strip_affixes(maker.name) in PICKS and maker.sizes[0] > size:
+        if maker.child is None and strip_affixes(maker.name) in ENTRY_PICKS and maker.sizes[0] > size:
             return True
         x, size = maker.given[0], maker.sizes[0]
     return False

@@ -12,7 +12,7 @@ from torch import nn
 
 from regard.observe.interception.function_roles import Role, infer_role, strip_affixes
 from regard.observe.interception.handwritten.ancestor_search import REPEATS, TensorRef
-from regard.observe.interception.handwritten.pair_loops import LISTS, PICKS
+from regard.observe.interception.handwritten.pair_loops import ENTRY_PICKS, LISTS
 from regard.observe.interception.handwritten.score_form import COPIES, PERMUTES, VIEWS
 from regard.observe.interception.provenance import TOKEN, ModuleFrame, Operation
 
@@ -20,7 +20,8 @@ MAX_LOOPS = 8  # to look at, of those with the most steps
 MAX_PICKED = 8  # tokens to keep of those that a tensor was made of, the last ones
 FUSED = {"addcmul", "baddbmm", "addmm", "addbmm"}  # add a product of two tensors to a third
 LAYERS = {f"torch.nn.modules.{name}" for name in ("linear", "activation", "normalization", "dropout")}  # that keep no state
-MOVES = VIEWS | PERMUTES | COPIES | PICKS | REPEATS | {"where", "masked_fill", "setitem", "copy", "tril", "triu", "pad", "flip"}
+FILLS_OR_FLIPS = {"where", "masked_fill", "setitem", "copy", "tril", "triu", "pad", "flip"}
+MOVES = VIEWS | PERMUTES | COPIES | ENTRY_PICKS | REPEATS | FILLS_OR_FLIPS
 
 
 class TokenAxis(NamedTuple):
@@ -82,12 +83,12 @@ def has_parts(operations: list[Operation], tokens: TokenAxis) -> bool:
 
 def picks_tokens(operation: Operation, tokens: TokenAxis) -> bool:
     """Return whether an operation picks single tokens, each a vector or a matrix of features."""
-    return strip_affixes(operation.name) in PICKS and runs_along_tokens(operation, tokens)
+    return strip_affixes(operation.name) in ENTRY_PICKS and runs_along_tokens(operation, tokens)
 
 
 def picks_numbers(operation: Operation, tokens: TokenAxis) -> bool:
     """Return whether an operation picks single numbers of tokens, in rows of a batch: of (b, t) or (b, t, 1)."""
-    if operation.along is None or strip_affixes(operation.name) not in PICKS:
+    if operation.along is None or strip_affixes(operation.name) not in ENTRY_PICKS:
         return False
     axis, shape = operation.along
     return axis == tokens.axis and shape[axis] == tokens.size and (len(shape) == 2 or shape[2:] == (1,))

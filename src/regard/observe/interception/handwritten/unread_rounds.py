@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from regard.observe.interception.function_roles import Role, infer_role, strip_affixes
 from regard.observe.interception.handwritten.ancestor_search import TensorRef
-from regard.observe.interception.handwritten.pair_loops import LISTS, PICKS
+from regard.observe.interception.handwritten.pair_loops import ENTRY_PICKS, LISTS
 from regard.observe.interception.handwritten.score_form import PERMUTES, PRODUCTS, VIEWS
 from regard.observe.interception.handwritten.unread_loops import MOVES, TokenAxis
 from regard.observe.interception.provenance import TOKEN, ModuleFrame, Operation
@@ -18,7 +18,7 @@ MAX_OPERATIONS = 1_000  # of a module, more of which are a loop over tokens
 MIN_PRODUCTS = 3  # of two rounds, the last of which need not multiply decays
 MULTIPLIES = {"__mul__", "__rmul__", "__imul__", "mul", "mul_", "multiply", "multiply_", "addcmul", "addcmul_"}
 MOVED = MOVES | LISTS | {"roll"}
-VIEWED = VIEWS | PERMUTES | PICKS
+VIEWED = VIEWS | PERMUTES | ENTRY_PICKS
 
 
 class Chain(NamedTuple):

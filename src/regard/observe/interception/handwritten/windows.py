@@ -19,8 +19,8 @@ WINDOWS = {  # functions whose results may have a token several times, and what 
     "as_strided": CONVOLUTION,
     "grid_sample": SAMPLING,
 }
-CUTS = {"getitem", "narrow", "select"}
-MOVES = CUTS | {"roll", "pad", "constant_pad_nd"}
+TOKEN_CUTS = {"getitem", "narrow", "select"}
+TOKEN_MOVES = TOKEN_CUTS | {"roll", "pad", "constant_pad_nd"}
 MAX_PRODUCTS = 8  # of a sum, to look at
 PADDING = nn.ZeroPad2d.__module__  # of the modules that pad
 
@@ -120,7 +120,7 @@ def name_part(frame: ModuleFrame, part: Sized, is_joined: bool, picks: set[int])
         if maker.lookup is not None:
             may_be_windows = not (is_joined or (picks and maker.lookup.count_picks() not in picks))
             return name_lookup(frame, maker, maker.lookup, size, may_be_windows)
-        if not (is_layout(maker) or core in CUTS):
+        if not (is_layout(maker) or core in TOKEN_CUTS):
             break
         x, size = maker.given[0], min(size, maker.sizes[0])
     return ""
@@ -162,7 +162,7 @@ def list_origins(frame: ModuleFrame, x: Sized) -> list[Origin]:
     for _ in range(MAX_STEPS):
         maker = find_maker(frame, origins[-1].tensor)
         core = "" if maker is None else strip_maker(maker)
-        moves = core in MOVES
+        moves = core in TOKEN_MOVES
         if maker is None or not (moves or {core, maker.name} & (VIEWS | PERMUTES | SAME)):
             break
         if maker.lookup is not None or (moves and is_over_features(frame, maker)):
