@@ -57,8 +57,8 @@ def heads(
     e^entropy / keys is above 0.5, "local" if that of the local weight is more than half way from that of equal weights to 1,
     and else "unclear": its sentence lists the largest scores.
 
-    Calls of a module that attends several times in one forward, and has no map for all of them, are layers of their own, which
-    a note names, unless layers or projections are given.
+    Calls of a module that attends several times in one forward, and has no map for all of them, are layers of their own, named
+    `module, call 1`, which a note names: numbers in layers, and projections, count each of them.
 
     kind="implicit" is of recurrences and convolutions, whose entries are signed: the scores are shares of the absolute values
     of a row, ``|M_ij| / Σ |M_in|``, and the kinds follow the same rule with these, without "broad" and "stripe". There are no
@@ -72,7 +72,7 @@ def heads(
         check_implicit_options(wanted)
         notes = replace(wanted, classes={}).describe_missing_scores()
         return Heads(tuple(classify_implicit_heads(recording, wanted, part, layers)), notes)
-    recording, split = split_calls(recording) if layers is None and projections is None else (recording, ())
+    recording, split = split_calls(recording)
     rows = tuple(classify_heads(recording, wanted, kind=kind, part=part, layers=layers))
     other = "cross" if kind == "self" else "self"
     if not rows and recording.layers(other, part):

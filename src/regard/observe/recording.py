@@ -24,7 +24,7 @@ from regard.observe.attribution import Attribution, attribute
 from regard.observe.implicit_history import ImplicitCall
 from regard.observe.interception.attention_call import MissedCall
 from regard.observe.places import CROSS, Place, Places, check_places, select_key_places
-from regard.observe.run import Call, Run, join_names
+from regard.observe.run import Call, Run, find_module_path, join_names
 from regard.observe.serialize import find_version, serialize_recording
 from regard.observe.words import TextPair, Words, place_sequence_words, select_axis_words
 from regard.terminal_escapes import escape_controls
@@ -136,7 +136,11 @@ class Recording(HtmlRepr):
 
         The queries of cross attention are of another text, and have none; nor have those of a grid without has_queries.
         """
-        keys = select_key_places(self.places, kind, self.last.find_visit(layer, kind, part)[0])
+        name = self.last.find_visit(layer, kind, part)[0]
+        path = find_module_path(name)
+        keys = select_key_places(self.places, kind, path)
+        if path != name and len(keys) > 1:  # which of the images a call reads is not known
+            keys = []
         has_queries = kind != CROSS and all(getattr(one, "has_queries", True) for one in keys)
         return keys if has_queries else [], keys
 

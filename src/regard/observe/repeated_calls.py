@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from regard.errors import ConfigError
 from regard.observe.recording import Recording
-from regard.observe.run import Call, HistoryKey, join_maps, join_names
+from regard.observe.run import Call, HistoryKey, join_maps, join_names, name_call
 
 NOTE = (
     "{}: several calls of attention in one forward, each a layer of its own here, so that layers have other numbers than in "
@@ -22,7 +22,7 @@ def split_calls(recording: Recording) -> tuple[Recording, tuple[str, ...]]:
     for key in run.histories:
         visits.setdefault(key[:3], []).append(key)
     named = {
-        key: f"{key[0]}, call {number}"
+        key: name_call(key[0], number)
         for keys in visits.values()
         if len(keys) > 1 and not has_joined_map(recording, keys)
         for number, key in enumerate(keys, 1)

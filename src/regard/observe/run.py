@@ -23,6 +23,7 @@ from regard.observe.media import Media
 DECODERS = ("decoder", "language_model", "text_decoder")  # the default among several parts of a model
 KINDS = ("self", "cross")  # of attention with a softmax
 IMPLICIT = "implicit"  # the kind of attention without one
+CALL = ", call "  # in the name of a layer that is one of several calls of a module, see repeated_calls.py
 
 
 @dataclass(frozen=True, eq=False)
@@ -359,7 +360,7 @@ def find_key_growth(keys: list[Tensor], queries: list[int]) -> int | None:
 @lru_cache
 def list_part_names(names: tuple[str, ...]) -> tuple[str, ...]:
     """Return the parts of a model with modules of attention at these paths; empty if it has one part only."""
-    paths = [re.sub(r"\d+", "*", name).split(".") for name in names]
+    paths = [re.sub(r"\d+", "*", find_module_path(name)).split(".") for name in names]
     for components in zip(*paths, strict=False):
         if len(set(components)) > 1:
             lengths = {len(path) for path in paths}
@@ -375,7 +376,17 @@ def find_default_part(parts: list[str]) -> str | None:
 
 def is_in_part(name: str, part: str) -> bool:
     """Return whether a module's path has a part as a component, or as the beginning of one before an underscore."""
-    return any(component == part or component.startswith(f"{part}_") for component in name.split("."))
+    return any(component == part or component.startswith(f"{part}_") for component in find_module_path(name).split("."))
+
+
+def name_call(module: str, number: int) -> str:
+    """Return the name of a layer that is one of several calls of a module in one forward, counted from 1."""
+    return f"{module}{CALL}{number}"
+
+
+def find_module_path(name: str) -> str:
+    """Return the path of the module of a layer, which may be one of its calls."""
+    return name.partition(CALL)[0]
 
 
 def join_names(names: list[str], most: int = 6) -> str:

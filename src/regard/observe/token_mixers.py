@@ -6,7 +6,7 @@ from regard.errors import ConfigError
 from regard.map.convolution import Convolution
 from regard.map.linear_recurrence import LinearRecurrence
 from regard.mechanism.arguments import check_index
-from regard.observe.run import IMPLICIT, Run
+from regard.observe.run import IMPLICIT, Run, find_module_path
 
 SELF = "self"
 Layer = tuple[str, int | str]  # its kind, and its number among the layers of that kind or its name
@@ -15,8 +15,10 @@ Layer = tuple[str, int | str]  # its kind, and its number among the layers of th
 def list_token_mixers(run: Run, kind: str | None, part: str | None) -> list[tuple[str, int]]:
     """Return the layers of a kind, or with None those of self-attention with and without a softmax, in the order they ran.
 
-    Raises ConfigError if a block has layers of both kinds, or if a layer without a softmax may be cross attention.
+    Raises ConfigError if a block has layers of both kinds, if a layer without a softmax may be cross attention, or if a layer
+    is one of several calls of a module.
     """
+    check_modules(run.layers(kind or SELF, part))
     if kind is not None or not run.layers(IMPLICIT, part):
         known = SELF if kind is None else kind
         return [(known, number) for number in range(len(run.layers(known, part)))]
@@ -49,6 +51,13 @@ def resolve_mixers(run: Run, layers: Sequence[int | str] | None, kind: str | Non
         else:
             found.append(known[check_index("layer", layer, len(known), "the recording")])
     return found
+
+
+def check_modules(names: Sequence[str]) -> None:
+    """Raise ConfigError for calls of one module as layers: they may run beside each other, on other tokens or be subtracted."""
+    for name in names:
+        if (path := find_module_path(name)) != name:
+            raise ConfigError(f"{path} calls attention several times in one forward, and how these are joined is not recorded.")
 
 
 def check_blocks(names: dict[str, list[str]]) -> None:

@@ -55,11 +55,11 @@ def draw_all_heads(
     columns heads; within each picture, rows are queries and columns keys, from the upper left corner. `kind` and `part` select
     modules as in recording.map; `kind` is by default self, cross where there is no self attention, or implicit where no layer
     has a softmax. Of implicit maps the first 16 heads of each layer are drawn, since channels may be heads: their signed
-    entries, blue above 0 and brown below. Without `layers`, calls of a module that attends several times in one forward, and
-    has no map for all of them, are layers of their own, which a note names. `row` is the batch row. Raises ConfigError where
-    there is no such layer.
+    entries, blue above 0 and brown below. Calls of a module that attends several times in one forward, and has no map for
+    all of them, are layers of their own, which a note names: `layers` counts each of them. `row` is the batch row. Raises
+    ConfigError where there is no such layer.
     """
-    recording, split = split_calls(recording) if layers is None else (recording, ())
+    recording, split = split_calls(recording)
     kind = kind or choose_map_kind(recording)
     names = recording.layers(kind=kind, part=part)
     chosen = list(range(len(names)) if layers is None else layers)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from regard.errors import ConfigError
 from regard.observe import Recording
-from regard.observe.head_classification import heads
+from regard.observe.head_classification import classify_heads
+from regard.observe.head_scores import HeadOptions
 from regard.show.axis_words import AxisWords, find_word, get_axis_words, strip_markers
 from regard.show.color_scale import Log
 from regard.show.heat_map import render_heat_map, render_nan_note, wrap_sentence
@@ -119,7 +120,7 @@ def describe_place(recording: Recording, place: LayerHead | None, attention: str
     if number is None:
         return f"layer {layer}, the mean of its heads"
     known = recording.map(layer, kind=attention).shape[3] <= MAX_TOKENS  # classifying a head traverses its map several times
-    rows = heads(recording, kind=attention, layers=[layer]) if known else ()
+    rows = classify_heads(recording, HeadOptions(recording.tokens), kind=attention, layers=[layer]) if known else ()
     return f"layer {layer}, head {number}" + next((f": {row.kind}" for row in rows if row.head == number), "")
 
 

@@ -4,7 +4,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from regard.map.visible_pixels import find_visible_pixels
 from regard.observe import Recording, record
 from regard.observe.attribution import Attribution
 from regard.observe.kv_history import StoredCall
+from regard.observe.repeated_calls import split_calls
 from regard.show.page.head_pictures import THUMBNAIL_PIXELS
 from regard.show.page.image_pulls import compute_visible_rows
 from regard.show.page.memory_size import count_storage_bytes
@@ -133,7 +134,8 @@ def compute_target(adapter: ModelAdapter, ids: Tensor, entry: RecordingEntry, at
     values, tokens = logits.detach().float().softmax(-1).topk(min(MAX_LIKELIEST, len(logits)))
     chosen = int(tokens[0]) if token is None else token
     check_index("token", chosen, len(logits))
-    found = split_gradients(recording.attribute(logits[chosen]), entry.recording)
+    gradients = replace(recording.attribute(logits[chosen]), run=split_calls(recording)[0].last)
+    found = split_gradients(gradients, entry.recording)
     likeliest = list(zip(tokens.tolist(), values.tolist(), strict=True))
     return Target(at, chosen, float(logits[chosen].detach()), likeliest, Attribution(entry.recording.last, found))
 

@@ -6,7 +6,6 @@ from typing import Any
 from regard.observe import Recording
 from regard.observe.attribution import Attribution
 from regard.observe.head_scores import HeadOptions, UserScore
-from regard.observe.repeated_calls import split_calls
 from regard.show.image_input import load_images
 from regard.show.page.image_places import encode_image
 from regard.show.page.image_pulls import UNNAMED, check_pull
@@ -28,7 +27,4 @@ def make_entry(
     if images:
         require_patches(recording)
     pull = check_pull(recording, attribution, number, bool(images))
-    notes: Sequence[str] = ()
-    if not images and pull is None:  # a rollout and pulls need a map for each layer
-        recording, notes = split_calls(recording)
-    return RecordingEntry(identify_recording(recording), recording, notes=[*notes], scores=scores, images=images, pull=pull)
+    return RecordingEntry(identify_recording(recording), recording, scores=scores, images=images, pull=pull)

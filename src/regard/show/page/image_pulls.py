@@ -1,7 +1,7 @@
 """The pull on a number in the Image view: which layers have one, and its entries in a file."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from regard.mechanism.arguments import check_instance
 from regard.observe import Recording
 from regard.observe.attribution import Attribution
 from regard.observe.places import PatchGrid
+from regard.observe.run import Run
 
 MAX_PULL_BYTES, NUMBER_BYTES = 8 * 2**20, 4  # of all entries in a file, before compression; of one
 UNNAMED = "the number"
@@ -25,6 +26,10 @@ class NumberPull:
 
     attribution: Attribution
     number: str = UNNAMED
+
+    def select_run(self, run: Run) -> "NumberPull":
+        """Return the pull by the layers of a run that holds the same calls."""
+        return replace(self, attribution=replace(self.attribution, run=run))
 
     def get_map(self, layer: LayerKey) -> AttributionMap:
         """Return the map (b, h, q, k) of a layer. Raises ConfigError where it has none."""

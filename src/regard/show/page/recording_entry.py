@@ -4,7 +4,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +18,7 @@ from regard.observe.head_scores import UserScore
 from regard.observe.head_table import Head
 from regard.observe.kv_history import KVHistory
 from regard.observe.places import AudioFrames
+from regard.observe.repeated_calls import split_calls
 from regard.observe.run import KINDS, join_maps
 from regard.observe.words import TextPair, select_axis_words
 from regard.observe.words import split_rows as by_row
@@ -100,12 +101,22 @@ class RecordingEntry:
     implicit_pixels: int = PICTURE_PIXELS  # along each side of a picture of a layer without a softmax
     _implicit: tuple[int, ImplicitMap] | None = None  # the number and the map of the layer without a softmax used last
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    splits: InitVar[bool] = True
+
+    def __post_init__(self, splits: bool) -> None:
+        """Make calls of a module without a joined map layers of their own, in the pull too, if `splits`."""
+        split, notes = split_calls(self.recording) if splits and self.recording.runs else (self.recording, ())
+        if notes:
+            self.recording, self.notes = split, [*self.notes, *notes]
+            self.pull = None if self.pull is None else self.pull.select_run(split.last)
 
     @cached_property
     def without_first(self) -> "RecordingEntry":
         """The same with the first token hidden, which many heads use as a sink."""
         hidden = hide_first_token(self.recording)
-        return RecordingEntry(self.id + WITHOUT_FIRST, hidden, self.next_words, scores=self.scores, images=self.images)
+        return RecordingEntry(
+            self.id + WITHOUT_FIRST, hidden, self.next_words, scores=self.scores, images=self.images, splits=False
+        )
 
     @cached_property
     def attention_layers(self) -> list[AttentionLayers]:

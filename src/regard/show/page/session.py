@@ -16,6 +16,7 @@ from regard.observe import Recording
 from regard.observe.attention_changes import name_layer
 from regard.observe.head_scores import UserScore
 from regard.observe.head_table import Heads
+from regard.observe.run import find_module_path
 from regard.probe.probe_heads import probe_heads
 from regard.show.page import attributions, gallery, translator_adapter, word_influence
 from regard.show.page.finding import LEAK, OpeningFinding, find_finding, find_head_finding
@@ -223,8 +224,12 @@ class Session(RecordingStore):
         adapter, ids = self.require_attributable(entry, HeadPlace())
         heads: dict[int | str, list[int]] = {}
         for place in off:
-            number = entry.get_head_number(place)
-            heads.setdefault(name_layer(entry.get_layers(place).names, place.layer), []).append(number)
+            number, names = entry.get_head_number(place), entry.get_layers(place).names
+            if (path := find_module_path(names[place.layer])) != names[place.layer]:
+                raise ConfigError(
+                    f"{path} calls attention several times in one forward, so that its heads are off in all calls."
+                )
+            heads.setdefault(name_layer(names, place.layer), []).append(number)
         with hold_model_lock(self._model_lock, alive):
             return {"words": predict_without_heads(adapter, ids, heads)}
 
