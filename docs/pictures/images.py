@@ -43,10 +43,8 @@ def main() -> None:
     photo = load_photo()
     save(draw_swin(photo), "image-swin.png")
     words = read_words(photo)
-    save(
-        draw_image_overlay(words, photo, 0, [0, 1, 2], part="language_model", title=f"what “hat” looks at: {RANDOM}"),
-        "image-words.png",
-    )
+    asked = [n for n, word in enumerate(words.tokens or ()) if word.startswith(" ")]
+    save(draw_image_overlay(words, photo, 0, query=asked, part="language_model", title=f"LLaVA, {RANDOM}"), "image-words.png")
     save(draw_whisper(), "sound-whisper.png")
     with sync_playwright() as playwright:
         browser = launch_chromium(playwright)

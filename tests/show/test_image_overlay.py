@@ -53,6 +53,19 @@ def test_the_pull_has_a_scale_with_a_sign():
     assert low == -high < 0
 
 
+def test_a_list_of_queries_has_a_panel_for_each():
+    queries = [(3, 4), 0, (0, 6)]
+    drawn = draw_image_overlay(vit()[0], IMAGE, 1, 2, query=queries)
+    assert drawn.axes[0].get_xlabel() == "layer 1, head 2"
+    assert not drawn.axes[0].patches
+    assert [axes.get_title(loc="left") for axes in drawn.axes[1:4]] == ["patch 3,4", "class token", "patch 0,6"]
+    for axes, query in zip(drawn.axes[1:4], queries, strict=True):
+        expected = compute_patch_weights(vit()[0], 1, 2, query).values.numpy()
+        assert np.array_equal(list_images(axes)[1].get_array().filled(np.nan), expected)
+    with pytest.raises(ConfigError, match="an empty list"):
+        draw_image_overlay(vit()[0], IMAGE, query=[])
+
+
 def test_no_head_is_refused():
     with pytest.raises(ConfigError, match="head"):
         draw_image_overlay(vit()[0], IMAGE, 0, [])

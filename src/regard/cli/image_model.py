@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ INPUT, WORD_IDS = "pixel_values", "input_ids"  # names of arguments in transform
 CLASSIFIER, BASE = "AutoModelForImageClassification", "AutoModel"
 FORMS = f"{', '.join(INCLUDED)}, owner/model on the hub, or a folder with config.json and weights"
 HALF = 0.5  # mean and standard deviation where a folder has no processor
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 MAX_DEPTH = 3  # of towers within models within models
 
 
@@ -54,14 +56,10 @@ class ImageModel:
             found = found.flatten(0, 1)
         if not isinstance(found, Tensor) or found.dim() != 4:
             raise ConfigError(
-                f"{self.name} takes images as packed patches, which this command cannot lay out: record it in Python, and pass "
-                "the image to regard.page."
+                f"{self.name} takes images as packed patches, which this command lays out only beside words: pass --text, or "
+                "record it in Python, and pass the image to regard.page."
             )
-        mean, std = (getattr(self.processor, one, None) for one in ("image_mean", "image_std"))
-        if mean is None or std is None or not getattr(self.processor, "do_normalize", True):
-            return found, load_image(found[0])
-        mean, std = (torch.tensor(one, dtype=found.dtype).view(-1, 1, 1) for one in (mean, std))
-        return found, load_image((found[0] * std + mean).clamp(0, 1))
+        return found, restore_pixels(found[0], self.processor)
 
     def resize(self, pixels: Pixels) -> tuple[Tensor, Pixels]:
         """Return an image resized to the size in the config, its numbers from -1 to 1, and the resized image."""
@@ -102,14 +100,10 @@ def load_image_model(name: str) -> ImageModel:
     if name in INCLUDED and not Path(name).exists():
         own = VisionTransformer.load(INCLUDED[name])
         return ImageModel(name, own, None, {n: str(n) for n in range(own.config.classes)})
-    try:
-        import transformers
-    except ImportError:
-        raise ConfigError("loading this model needs transformers: pip install transformers.") from None
-    path = Path(name).expanduser()
-    if not path.is_dir() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
-        raise DataError(f"{name} is not a folder: a model is a folder with config.json and weights, or a name on the hub.")
-    source = str(path) if path.is_dir() else name
+    source = find_source(name)
+    import transformers
+
+    path = Path(source)
     is_local = path.is_dir() or is_only_in_cache(name, FORMS)
     with convert_loading_errors(name, "config.json and weights,"):
         config = transformers.AutoConfig.from_pretrained(source, local_files_only=is_local)
@@ -123,6 +117,29 @@ def load_image_model(name: str) -> ImageModel:
     refuse_missing_weights(name, [key for key in found["missing_keys"] if "pooler" not in key])
     classes = getattr(config, "id2label", None) or {} if classifies and tower is model else {}
     return ImageModel(path.name if path.is_dir() else name, tower, load_processor(source, is_local), classes)
+
+
+def find_source(name: str) -> str:
+    """Return the folder of a model, or its name on the hub.
+
+    Raises DataError if it is neither, ConfigError if transformers is not installed.
+    """
+    check_model_name(name)
+    if find_spec("transformers") is None:
+        raise ConfigError("loading this model needs transformers: pip install transformers.")
+    path = Path(name).expanduser()
+    if not path.is_dir() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
+        raise DataError(f"{name} is not a folder: a model is a folder with config.json and weights, or a name on the hub.")
+    return str(path) if path.is_dir() else name
+
+
+def restore_pixels(image: Tensor, processor: Any) -> Pixels:
+    """Return the pixels of an image (c, height, width) that a processor has normalized."""
+    mean, std = (getattr(processor, one, None) for one in ("image_mean", "image_std"))
+    if mean is None or std is None or not getattr(processor, "do_normalize", True):
+        return load_image(image)
+    mean, std = (torch.tensor(one, dtype=image.dtype).view(-1, 1, 1) for one in (mean, std))
+    return load_image((image * std + mean).clamp(0, 1))
 
 
 def find_tower(model: nn.Module, depth: int = MAX_DEPTH) -> nn.Module | None:
@@ -155,7 +172,7 @@ def load_processor(source: str, is_local: bool) -> Any:
     """Return the image processor of a model, of files that are here if `is_local`; None for a folder that has none."""
     import transformers
 
-    if Path(source).is_dir() and not (Path(source) / "preprocessor_config.json").is_file():
+    if Path(source).is_dir() and not any((Path(source) / name).is_file() for name in PROCESSOR_FILES):
         return None
     try:
         with silence_transformers():

@@ -13,8 +13,10 @@ from rich.text import Text
 from torch import Tensor
 
 from regard.cli.image_model import ImageModel, find_example, load_image_model
+from regard.cli.image_prompt import load_image_prompter
 from regard.cli.output_files import check_figure, check_output_file, save_figure
 from regard.cli.progress_bar import show_bar
+from regard.cli.see_words import MAX_WORDS, compute_pictures, print_words, record_prompt
 from regard.errors import ConfigError
 from regard.observe import Recording, record
 from regard.observe.places import PatchGrid
@@ -32,16 +34,21 @@ PATCH = re.compile(r"\s*(-?\d{1,6})\s*,\s*(-?\d{1,6})\s*")
 
 def run(options: argparse.Namespace) -> int:
     """Run the model on the image and print what it looks at."""
-    place = (None, None) if options.head is None else parse_layer_head(options.head)
-    query = parse_patch(options.patch)
+    options.patch = parse_patch(options.patch)
+    check_words(options)
     check_figure(options.figure)
     for flag in ("out", "page"):
         check_output_file(f"--{flag}", getattr(options, flag))
     pixels = load_image(find_example(options.image, options.model))
-    foreign = load_image_model(options.model)
-    recording, seen, line, best = record_image(foreign, pixels, has_graph=bool(options.page))
-    quantity = "rollout" if options.rollout else "weights"
-    shown = compute_patch_weights(recording, place[0], place[1], query, of=quantity)
+    if options.text is not None:
+        prompter = load_image_prompter(options.model)
+        recording, seen, line, best = record_prompt(prompter, pixels, options.text, options.tokens, bool(options.page))
+        shown = compute_pictures(recording, options)
+    else:
+        layer, head = (None, None) if options.head is None else parse_layer_head(options.head)
+        recording, seen, line, best = record_image(load_image_model(options.model), pixels, has_graph=bool(options.page))
+        quantity = "rollout" if options.rollout else "weights"
+        shown = [compute_patch_weights(recording, layer, head, options.patch, of=quantity)]
     if options.out:
         recording.save(options.out)
         line += f" Saved to {options.out}."
@@ -51,10 +58,28 @@ def run(options: argparse.Namespace) -> int:
     if options.figure:
         from regard.show.image_overlay import draw_patch_weights
 
-        save_figure(draw_patch_weights(seen, [shown]), options.figure)
+        save_figure(draw_patch_weights(seen, shown[-MAX_WORDS:]), options.figure)
         line += f" Figure: {options.figure}."
-    print_report(recording, shown, line)
+    if options.text is not None:
+        print_words(recording, shown, line)
+    else:
+        print_report(recording, shown[0], line)
     return 0
+
+
+def check_words(options: argparse.Namespace) -> None:
+    """Raise ConfigError for options of words that contradict, or that need a prompt."""
+    if options.tokens < 0:
+        raise ConfigError(f"--tokens must be at least 0, got {options.tokens}.")
+    if options.text is None:
+        if options.query is not None or options.tokens:
+            raise ConfigError("--query and --tokens are of words beside the image: pass --text PROMPT.")
+        if options.head is not None:
+            parse_layer_head(options.head)  # an invalid head is refused before the model runs
+    elif not options.text.strip():
+        raise ConfigError("--text must be a question about the image, got no words.")
+    if options.query is not None and options.patch is not None:
+        raise ConfigError("--query is a word and --patch a patch that looks at the image: leave out one of them.")
 
 
 def parse_patch(text: str | None) -> tuple[int, int] | None:

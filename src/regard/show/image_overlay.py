@@ -38,7 +38,7 @@ def draw_image_overlay(
     layer: int | str | None = None,
     head: int | Sequence[int] | None = None,
     *,
-    query: Query | None = None,
+    query: Query | list[Query] | None = None,
     kind: str = "self",
     part: str | None = None,
     row: int = 0,
@@ -46,11 +46,11 @@ def draw_image_overlay(
     of: str | Attribution = "weights",
     title: str | None = None,
 ) -> Picture:
-    """Draw what a query looks at in an image: the weights of a head, of several, or their mean, laid on the patches.
+    """Draw what queries look at in an image: the weights of a head, of several, or their mean, laid on the patches.
 
     The image is a file, a PIL image, an array or a tensor, as the model saw it: cropped and resized alike. layer is by default
     the last whose keys are patches. query is the number of a token, or the (row, column) of a patch, which is outlined; by
-    default the class token, the middle patch, or the last word of a text. of="rollout" draws the rollout up to the layer, an
+    default the class token, the middle patch, or the last word of a text; of a list each has a panel. of="rollout" draws the rollout up to the layer, an
     Attribution the pull of its number. number is that of the image where the model read several, row the batch row.
     Patches that the query does not see stay uncolored. Raises ConfigError if the patches are not known: set recording.places.
     """
@@ -59,7 +59,10 @@ def draw_image_overlay(
     if not heads:
         raise ConfigError("head must be a number, several, or None for the mean over the heads; got none.")
     settings: dict[str, Any] = {"kind": kind, "part": part, "row": row, "image": number, "of": of}
-    found = [compute_patch_weights(recording, layer, one, query, **settings) for one in heads]
+    queries = query if isinstance(query, list) else [query]
+    if not queries:
+        raise ConfigError("query must be a token, a patch, or a list of them; got an empty list.")
+    found = [compute_patch_weights(recording, layer, one, asked, **settings) for asked in queries for one in heads]
     return draw_patch_weights(pixels, found, title)
 
 
@@ -77,15 +80,18 @@ def draw_patch_weights(pixels: Pixels, found: Sequence[PatchWeights], title: str
     size = MARGIN + across * SIDE + (across - 1) * GAP + RIGHT, lines * (ABOVE + tall + BELOW)
     figure = Picture(figsize=size)
     panels: list[PatchWeights | None] = [None, *found]
+    shared = found[0].what if len(found) > 1 and len({one.what for one in found}) == 1 else ""  # then stated once
     for n, one in enumerate(panels):
         line, column = divmod(n, across)
         x, y = MARGIN + column * (SIDE + GAP), size[1] - (line + 1) * (ABOVE + tall + BELOW) + BELOW
         axes = figure.add_axes((x / size[0], y / size[1], SIDE / size[0], tall / size[1]))
         if one is None:
             draw_pixels(axes, pixels, escape_controls(title or "the image"))
-            outline_query(axes, found[0], width, height)
+            axes.set_xlabel(shared, fontsize=TEXT_SIZE - 1, parse_math=False)
+            if not shared:
+                outline_query(axes, found[0], width, height)
         else:
-            draw_pixels(axes, fade_pixels(pixels), escape_controls(f"{one.what}: {one.query}"))
+            draw_pixels(axes, fade_pixels(pixels), escape_controls(one.query if shared else f"{one.what}: {one.query}"))
             axes.imshow(
                 one.values.numpy(), cmap=colors, norm=norm, alpha=OPACITY, extent=(0, width, height, 0), interpolation="nearest"
             )
