@@ -102,7 +102,7 @@ class ReadOtherwise(Mixer):
     """Memories beside other maps of their module."""
 
     def transform_by_matrices(self, r: Tensor, k: Tensor, v: Tensor, w: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        """RWKV-7 by products of matrices, which are taken for linear attention among the features of a state."""
+        """RWKV-7 by products of matrices, of which those of features with features are no attention."""
         state, outputs = torch.zeros(B, H, D, D), []
         for i in range(T):
             transition = torch.diag_embed(w[:, i]) - torch.einsum("bhi,bhj->bhij", b[:, i], b[:, i] * a[:, i])
@@ -133,6 +133,7 @@ def test_a_memory_is_missed_beside_maps_of_something_else(style):
     model = nn.Sequential(ReadOtherwise(style))
     recording, _ = record_and_compare(model, lambda model: model(torch.randn(B, T, H * D)), missing=True)
     assert [(one.module, one.reason) for one in recording.missed] == [("0", MEMORY)]
+    assert [call.kind for call in recording.calls] == ["self"] * (style == "attend_beside")
 
 
 FORMS = [

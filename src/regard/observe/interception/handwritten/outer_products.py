@@ -1,5 +1,6 @@
 """Outer products, such as those of a key with a value that a loop adds to its state, as products of views of their shape."""
 
+import weakref
 from typing import Any
 
 import torch
@@ -7,9 +8,10 @@ from torch import Tensor
 
 from regard.map.computed_bias import drop_repeated_axes
 from regard.mechanism.scores import score_dtype
-from regard.observe.interception.function_roles import Role
-from regard.observe.interception.handwritten.ancestor_search import has_tokens
+from regard.observe.interception.function_roles import Role, strip_affixes
+from regard.observe.interception.handwritten.ancestor_search import MAX_STEPS, has_tokens, is_end
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct, Labels, align_labels, label_terms
+from regard.observe.interception.handwritten.pair_loops import PICKS
 from regard.observe.interception.handwritten.state_loop import Factor, Product, ReadTrace, State, Trace
 from regard.observe.interception.handwritten.tensor_axes import Dims
 from regard.observe.interception.lookups import IS_TENSOR, read_version
@@ -34,6 +36,22 @@ def is_outer_product(role: Role | None, name: str, args: Any, y: Any) -> bool:
         and all(map(IS_TENSOR, tensors))
         and max(map(Tensor.numel, tensors)) < y.numel()
     )
+
+
+def is_of_one_token(frame: ModuleFrame, x: Tensor) -> bool:
+    """Return whether an index picked one token of each batch row, which x was made of entry by entry: its rows are features."""
+    lengths, one = frame.list_lengths(), weakref.ref(x)
+    for _ in range(MAX_STEPS):
+        makers = frame.find_makers(one)
+        if not makers or is_end(makers[-1]) or not makers[-1].given:
+            return False
+        maker = makers[-1]
+        if maker.along is not None and strip_affixes(maker.name) in PICKS:
+            axis, shape = maker.along
+            if shape[axis] in lengths and len(shape) > 2:
+                return True
+        one = maker.given[maker.sizes.index(max(maker.sizes))]
+    return False
 
 
 def count_token_factors(frame: ModuleFrame, factors: Any, traces: dict[int, Trace]) -> int:

@@ -37,6 +37,7 @@ from regard.observe.interception.handwritten.linear_scores import (
     weigh_linearly,
 )
 from regard.observe.interception.handwritten.merged_blocks import MergedBlocks
+from regard.observe.interception.handwritten.outer_products import is_of_one_token
 from regard.observe.interception.handwritten.pair_loops import divides_by_loop
 from regard.observe.interception.handwritten.product_roles import (
     is_attention_product,
@@ -150,7 +151,10 @@ class ProductTracker(WeightTracker):
         if len(token_operands) > 1:
             if role is Role.PRODUCT and product is not None and makes_features(frames, product):
                 return None
-            is_outer = operands[0].shape[-1:] == (1,) and not (product is not None and product.sums_several())
+            is_outer = not (product is not None and product.sums_several()) and (
+                operands[0].shape[-1:] == (1,)
+                or (name == "einsum" and any(is_of_one_token(frames[-1], x) for x in token_operands))
+            )
             if role is Role.DISTANCE or not is_outer:
                 weights = len(traced) == len(operands) and all(trace.kind is TraceKind.WEIGHTS for _, trace in traced)
                 if weights and not are_feature_maps:
