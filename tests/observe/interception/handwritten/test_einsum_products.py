@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from observe.recording_checks import EQUAL, record_and_compare
-from regard.observe.interception.handwritten.linear_scores import CHUNKS
+from regard.observe.interception.handwritten.chunked_attention import CHUNKS
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 B, H, T, D, E = 2, 3, 7, 5, 11

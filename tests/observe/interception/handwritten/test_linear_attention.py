@@ -12,9 +12,10 @@ from torch import Tensor, nn
 import regard
 from observe.recording_checks import EQUAL, assert_same_mechanism, record_and_compare
 from regard.map.linear_recurrence import LinearRecurrence
+from regard.observe.interception.handwritten.chunked_attention import CHUNKS
 from regard.observe.interception.handwritten.linear_call import CHANGED
 from regard.observe.interception.handwritten.linear_contexts import COPIED
-from regard.observe.interception.handwritten.linear_scores import CHAINED, CHUNKS
+from regard.observe.interception.handwritten.linear_scores import CHAINED
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 B, H, T, D, E, EPS = 2, 3, 13, 5, 7, 1e-5

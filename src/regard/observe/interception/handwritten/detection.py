@@ -112,7 +112,7 @@ class HandwrittenTracker(ProductTracker):
 
     def follow_products(self, frames: list[ModuleFrame], einsum: EinsumProducts, result: Tensor) -> HandwrittenCall | None:
         """Follow the products of two tensors that an einsum amounts to; return the call that the last completes, or None."""
-        call, x, last = None, einsum.operands[0], len(einsum.operands) - 1
+        call, x, last, found = None, einsum.operands[0], len(einsum.operands) - 1, len(self.linear.found)
         for n, (equation, other) in enumerate(einsum.list_products(), 1):
             y = result
             if n < last:
@@ -120,6 +120,8 @@ class HandwrittenTracker(ProductTracker):
                 frames[-1].log_operation((equation, x, other), {}, y, "einsum")
             call = self.follow_function(frames, torch.einsum, "einsum", Role.PRODUCT, (equation, x, other), {}, y)
             x = y
+        for n, one in enumerate(self.linear.found[found:], found):
+            self.linear.found[n] = one if one.call is not None else one._replace(output=weakref.ref(result))
         return call
 
     def follow_layout(self, frames: list[ModuleFrame], x: Tensor, order: list[int], shape: list[int]) -> Tensor:
@@ -189,9 +191,11 @@ class HandwrittenTracker(ProductTracker):
         else:
             others = [x for x in tensors if x.is_floating_point() and self.find(x) is None and has_tokens(frames[-1], x)]
             x, trace = max(traced, key=lambda one: (one[1].kind, one[1].form is not None))
-            shifted = find_shifted(role, traced, results[0])
+            shifted, scaled = find_shifted(role, traced, results[0]), find_scaled(role, traced, results[0])
             if shifted is not None:
                 x, trace = shifted[0], shifted[1]._replace(changes=(*shifted[1].changes, trace.function))
+            elif scaled is not None:
+                x, trace = scaled
             if len(traced) > 1:
                 pairs = any(one.pairs for _, one in traced)
                 size = results[0].numel() if name in JOINS else max(one.size for _, one in traced)
@@ -298,6 +302,15 @@ def find_shifted(role: Role | None, traced: list[Traced], y: Tensor) -> Traced |
     scores = [one for one in known if one[1].kind is TraceKind.SCORES or one[1].function == "tanh"]
     others = [one for _, one in traced if one.kind is TraceKind.WEIGHTS and one.function in MAXIMA_OF_TWO]
     return scores[0] if len(scores) == len(others) == 1 else None
+
+
+def find_scaled(role: Role | None, traced: list[Traced], y: Tensor) -> Traced | None:
+    """Return the scores whose rows y multiplies or divides by numbers that were made of scores, as by sums of their sizes."""
+    if role is not Role.MULTIPLY or len(traced) != 2:
+        return None
+    (x, trace), (other, _) = sorted(traced, key=lambda one: one[0].numel(), reverse=True)
+    is_factor = other.numel() < x.numel() == y.numel() and other.dim() == x.dim()
+    return (x, trace) if is_factor and trace.kind is TraceKind.SCORES and trace.pairs else None
 
 
 def list_followable(result: Any) -> list[Tensor]:

@@ -15,7 +15,10 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from regard.observe.interception.attention_call import CallAdapter
 from regard.observe.interception.function_roles import strip_affixes
-from regard.observe.interception.handwritten.ancestor_search import find_meeting, is_feature_map
+from regard.observe.interception.handwritten.ancestor_search import find_ancestors, find_meeting, is_feature_map
+from regard.observe.interception.handwritten.chunked_attention import ChunkedCall, find_input_length
+from regard.observe.interception.handwritten.chunked_attention import read_call as read_chunks
+from regard.observe.interception.handwritten.chunked_attention import start_call as start_chunked_call
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct, Labels, align_labels, label_terms
 from regard.observe.interception.handwritten.linear_attention import (
     ChainRoles,
@@ -35,16 +38,18 @@ from regard.observe.interception.handwritten.windows import list_joined
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.provenance import LIKE_ANOTHER, ModuleFrame
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
+from regard.observe.interception.thread_state import STATE
 
 COPIED = "it is linear attention, whose keys were repeated before they were multiplied with the values, which is not followed"
 ChangeHandler = Callable[[RecurrenceCall, CallAdapter], tuple[RecurrenceCall, CallAdapter]]
 KERNEL = "by hand: linear attention, {}"
+ADDS = {"add", "addcmul", "baddbmm", "addmm"}
 
 
 class PlacedEntries(NamedTuple):
     """A call, and the places in its first output (b, h, q, e) of the entries of a tensor that was made of that."""
 
-    call: LinearCall | ActivatedCall
+    call: LinearCall | ActivatedCall | ChunkedCall
     places: Tensor
 
 
@@ -53,15 +58,18 @@ class FoundCall(NamedTuple):
 
     frame: "weakref.ref[ModuleFrame]"
     kernel: str
-    call: LinearCall | ActivatedCall | None
+    call: LinearCall | ActivatedCall | ChunkedCall | None
     reason: str = ""
     roots: int = 0  # of its weights, if it has any
     output: "weakref.ref[Tensor] | None" = None
+    later: "tuple[ChunkedCall, ...]" = ()  # chunks of the same loop
 
     def read(self) -> tuple[RecurrenceCall, CallAdapter]:
         """Return the call in terms of a recording; it has run already. Raises UnreadableError if it cannot be read."""
         if self.call is None:
             raise UnreadableError(self.reason)
+        if isinstance(self.call, ChunkedCall):
+            return read_chunks([self.call, *self.later]), CallAdapter(lambda: None)
         return self.call.read(), CallAdapter(lambda: None)
 
 
@@ -81,7 +89,7 @@ class LinearContexts:
         """Return the calls of a module that ends, and forget them."""
         ended = [one for one in self.found if one.frame() is frame]
         self.found = [one for one in self.found if one.frame() is not frame]
-        return ended
+        return join_chunks(ended)
 
     def forget_calls(self, outputs: "list[weakref.ref[Tensor]]") -> None:
         """Forget the calls with these outputs, which are recorded as parts of a loop."""
@@ -147,6 +155,31 @@ class LinearContexts:
         kernel = KERNEL.format(strip_affixes(name))
         self.found.append(FoundCall(weakref.ref(frames[-1]), kernel, None, reason, output=weakref.ref(y)))
 
+    def start_chunk(
+        self,
+        frames: list[ModuleFrame],
+        table: AxisTable,
+        name: str,
+        product: LabelledProduct,
+        factors: list[tuple[Tensor, Labels]],
+        roles: ChainRoles,
+        trace: Trace,
+        y: Tensor,
+    ) -> None:
+        """Start a call of masked scores of chunks of tokens that are multiplied with values to y."""
+        try:
+            kernel = KERNEL.format(strip_affixes(name))
+            call, places = start_chunked_call(table, roles, trace, product, y, kernel, frames[-1].list_lengths())
+        except UnreadableError as error:
+            self.miss_call(frames, name, str(error), y)
+        else:
+            call.earlier = self.list_ancestors(frames, [roles.q, roles.k, roles.v])
+            self.add_call(frames, call, places, product, factors, y)
+
+    def has_chunks(self, frame: ModuleFrame) -> bool:
+        """Return whether a module has multiplied scores of chunks of tokens with values."""
+        return any(isinstance(one.call, ChunkedCall) and one.frame() is frame for one in self.found)
+
     def start_call_of_scores(
         self,
         frames: list[ModuleFrame],
@@ -177,7 +210,7 @@ class LinearContexts:
     def add_call(
         self,
         frames: list[ModuleFrame],
-        call: LinearCall,
+        call: LinearCall | ChunkedCall,
         places: Tensor,
         product: LabelledProduct,
         factors: list[tuple[Tensor, Labels]],
@@ -215,7 +248,9 @@ class LinearContexts:
         context, core = self.contexts[args[place]], name if name in PERMUTES else strip_affixes(name)
         if core in ("sub", "subtract") and place == 1 and is_deflated(context.call, args[0]):
             self.found = [one for one in self.found if one.call is not context.call]
-        if core in PRODUCTS | QUOTIENTS and len(args) == 2 and not (core in QUOTIENTS and (place or kwargs)):
+        if isinstance(context.call, ChunkedCall) and core in ADDS and isinstance(result, Tensor):
+            self.add_to_chunk(context, args, place, result)
+        elif core in PRODUCTS | QUOTIENTS and len(args) == 2 and not (core in QUOTIENTS and (place or kwargs)):
             by = torch.as_tensor(args[1 - place], device=result.device).detach().to(context.call.row_scale.dtype)
             if self.multiply_rows(context, result, by.reciprocal() if core in QUOTIENTS else by):
                 self.contexts[result] = context
@@ -233,6 +268,23 @@ class LinearContexts:
             parts = func(context.places, *args[1:], **kwargs)
             for y, places in [(result, parts)] if isinstance(result, Tensor) else zip(result, parts, strict=True):
                 self.contexts[y] = context._replace(places=places)
+
+    def add_to_chunk(self, context: PlacedEntries, args: Any, place: int, result: Tensor) -> None:
+        """Follow the sum of the output of a chunk with something else, perhaps with what earlier chunks add."""
+        call, places = context
+        assert isinstance(call, ChunkedCall)
+        if result.shape != places.shape or places.numel() != call.outputs.numel() or len(call.columns) < call.v.shape[3]:
+            return
+        call.add_sum(result.detach().flatten()[places.flatten().argsort()].view(*call.row_scale.shape, -1))
+        self.contexts[result] = context
+        others = [x for n, x in enumerate(args) if n != place and isinstance(x, Tensor)]
+        parts = self.list_ancestors(STATE.frames, others) - call.earlier
+        self.found = [one for one in self.found if id(one.output) not in parts]
+
+    def list_ancestors(self, frames: list[ModuleFrame], tensors: list[Tensor]) -> set[int]:
+        """Return the outputs of calls, by the ids of their references, that some tensors were made of in a module."""
+        outputs = {id(one.output) for one in self.found}
+        return outputs & {one for x in tensors if outputs for one in find_ancestors(frames[-1:], x)}
 
     def follow_einsum(self, context: PlacedEntries, place: int, args: Any, y: Tensor) -> None:
         """Follow an output through an einsum, its operand at a place, that multiplies each row by a factor."""
@@ -267,9 +319,36 @@ class LinearContexts:
         return True
 
 
-def is_deflated(call: LinearCall | ActivatedCall, x: Any) -> bool:
+def join_chunks(found: list[FoundCall]) -> list[FoundCall]:
+    """Return calls with those of the chunks of a loop as one, if the module was given as many tokens."""
+    joined: list[FoundCall] = []
+    last: tuple[int, ...] | None = None
+    for one in found:
+        shape = (len(one.call.q), *one.call.q.shape[3:], *one.call.v.shape[3:]) if isinstance(one.call, ChunkedCall) else None
+        if shape is not None and shape == last and isinstance(one.call, ChunkedCall):
+            joined[-1] = joined[-1]._replace(later=(*joined[-1].later, one.call))
+        else:
+            joined.append(one)
+        last = shape
+    return [part for one in joined for part in ([one] if is_loop_of_chunks(one) else split_chunks(one))]
+
+
+def is_loop_of_chunks(found: FoundCall) -> bool:
+    """Return whether a call is one, or all chunks of the tokens of a module."""
+    if not isinstance(found.call, ChunkedCall) or not found.later:
+        return True
+    calls = [found.call, *found.later]
+    return find_input_length(sum(one.tokens for one in calls), calls[-1].tokens, calls[0].lengths) > 0
+
+
+def split_chunks(found: FoundCall) -> list[FoundCall]:
+    """Return each call of several that were joined."""
+    return [found._replace(call=one, later=()) for one in (found.call, *found.later)]
+
+
+def is_deflated(call: LinearCall | ActivatedCall | ChunkedCall, x: Any) -> bool:
     """Return whether x is the keys or the values of each channel: less the output of a call, what a projection leaves of it."""
-    if isinstance(call, ActivatedCall) or call.q.shape[-1] > 1 or not isinstance(x, Tensor):
+    if not isinstance(call, LinearCall) or call.q.shape[-1] > 1 or not isinstance(x, Tensor):
         return False
     return x.numel() == call.k.numel() and x.data_ptr() in (call.k.data_ptr(), call.v.data_ptr())
 

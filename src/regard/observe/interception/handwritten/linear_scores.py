@@ -31,7 +31,6 @@ from regard.observe.interception.handwritten.tensor_axes import AxisTable, Dims
 from regard.observe.interception.handwritten.traces import ActivatedScores, Trace, TraceKind
 from regard.observe.interception.provenance import ModuleFrame
 
-CHUNKS = "it is linear attention whose scores are of a part of its tokens, so it is not known how the others are added"
 CHAINED = "its weights are the product of two matrices of scores, each with a mask, which is not followed"
 ROUNDED = 1e-6  # of one over the number of keys, in float32
 ROUNDINGS = 64  # of the sum of a row, relative to the sum of the sizes of its terms
@@ -59,8 +58,6 @@ def find_roles_of_scores(
     sides = ((form.a, form.a_dims), (form.b, form.b_dims))
     if not keys or (keys <= a) == (keys <= b) or keys & a & b:
         return None  # the summed axis is not of the keys alone
-    if mixes_within_tokens(frames, product, [label for label in product.labels[place] if label not in product.result]):
-        return None
     (q, q_dims), (k, k_dims) = sides if keys <= b else sides[::-1]
     v, v_dims = product.operands[1 - place], dims[1 - place]
     features = (a & b) - of_scores
@@ -68,6 +65,9 @@ def find_roles_of_scores(
     queries = queries - {*table.expand_axes(form.shared)} or queries  # without heads that share keys
     scores = arrange_scores(table, x, trace.dims, queries, keys)
     is_masked = scores is not None and scores.shape[-2] == scores.shape[-1] and hides_pairs(table, form, queries | keys)
+    summed = [label for label in product.labels[place] if label not in product.result]
+    if not is_masked and mixes_within_tokens(frames, product, summed):
+        return None
     is_causal = scores is not None and is_masked and has_later_zeros(scores)
     has_unit_sums = scores is not None and divides_rows(table, form, queries) and has_unit_rows(scores)
     has_softmax = features <= list_softmax_axes(q, q_dims) or keys <= list_softmax_axes(k, k_dims)
@@ -85,7 +85,7 @@ def are_of_all_tokens(frame: ModuleFrame, table: AxisTable, roles: ChainRoles) -
     Masked scores of other tokens are of a chunk, beside which a layer keeps a state.
     """
     t = math.prod(table.get_sizes([*roles.keys]))
-    return not roles.is_masked or not frame.input_tensors or any(t in x.shape for x in frame.input_tensors)
+    return not roles.is_masked or not frame.input_tensors or t in frame.list_lengths()
 
 
 def weigh_linearly(trace: Trace) -> Trace:

@@ -30,7 +30,6 @@ from regard.observe.interception.handwritten.linear_attention import ChainRoles
 from regard.observe.interception.handwritten.linear_contexts import FoundCall, LinearContexts
 from regard.observe.interception.handwritten.linear_scores import (
     CHAINED,
-    CHUNKS,
     are_of_all_tokens,
     find_roles_of_scores,
     is_table,
@@ -207,8 +206,8 @@ class ProductTracker(WeightTracker):
         y: Tensor,
     ) -> HandwrittenCall | None:
         """Follow the product y of scores x with values as linear attention; return a call with stored weights if need be."""
-        if not are_of_all_tokens(frames[-1], self.table, roles):
-            self.linear.miss_call(frames, name, CHUNKS, y)
+        if not are_of_all_tokens(frames[-1], self.table, roles) or (roles.is_masked and self.linear.has_chunks(frames[-1])):
+            self.linear.start_chunk(frames, self.table, name, product, factors, roles, trace, y)
         elif not self.linear.start_call_of_scores(frames, self.table, name, product, factors, roles, trace, y):
             return self.complete_call(weigh_linearly(trace), x, product, name)
         self.drop(y)
