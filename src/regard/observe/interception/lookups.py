@@ -20,7 +20,7 @@ REARRANGES = (
     PERMUTES_AXES | JOINS_PARTS | SPLITS | {"view", "reshape", "flatten", "unflatten", "unsqueeze", "mT"}
 )  # functions whose layout is logged
 PRODUCTS_OF_TWO = {"matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "baddbmm", "einsum"}
-SHAPED = PRODUCTS_OF_TWO | {"__getitem__", "view_as_complex", "view_as_real"}  # whose shapes are logged
+SHAPED = PRODUCTS_OF_TWO | {"__getitem__", "pad", "view_as_complex", "view_as_real"}  # whose shapes are logged
 Layout = tuple[tuple[int, ...], tuple[int, ...], tuple[Any, ...], dict[str, Any]]  # shapes before and after, other arguments
 COPIES_ENTRIES = {"reshape", "flatten", "contiguous", "clone", "repeat", "repeat_interleave", "tile"}  # often in another order
 CUTS_OR_ROLLS = {"__getitem__", "narrow", "roll"}

@@ -81,6 +81,56 @@ def test_a_head_is_knocked_out_in_every_window(attend):
         torch.testing.assert_close(changed, model(x), rtol=0, atol=EQUAL)
 
 
+def look_back(x: Tensor) -> Tensor:
+    """Windows (n, w, i, d) of keys or values, each behind the one before it, padded with zeros."""
+    padded = nn.functional.pad(x, (0, 0, 0, 0, 1, 0))
+    return padded.unfold(1, 2, 1).movedim(-1, 2).flatten(2, 3)
+
+
+class WindowedArguments(nn.Module):
+    """Attention of queries (b, h, t, d) or (n, t, d) that it is given, in windows that see the one before: local-attention."""
+
+    weights: Tensor
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        t, short = q.shape[-2], -q.shape[-2] % WINDOW
+        q, k, v = (nn.functional.pad(x.reshape(-1, *q.shape[-2:]), (0, 0, 0, short)) for x in (q, k, v))
+        own, keys, values = (x.unflatten(1, (-1, WINDOW)) for x in (q, k, v))
+        scores = torch.einsum("bhie,bhje->bhij", own, look_back(keys))
+        places = torch.arange(scores.shape[1])[:, None, None] * WINDOW + torch.arange(-WINDOW, WINDOW)
+        self.weights = scores.masked_fill((places < 0) | (places >= t), -1e30).softmax(-1)
+        return torch.einsum("bhij,bhje->bhie", self.weights, look_back(values)).flatten(1, 2)
+
+
+class WindowedProjections(nn.Module):
+    """The same of queries, keys and values that a layer has projected to a number of heads, which no attribute states."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.qkv, self.attend = nn.Linear(C, 3 * count * D), WindowedArguments()
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, -1, D)).permute(2, 0, 3, 1, 4)
+        return self.attend(q, k, v)
+
+
+@pytest.mark.parametrize(("windows", "short"), [(1, 0), (2, 0), (3, 0), (2, 2), (3, 2)])
+@pytest.mark.parametrize("lead", [(2, 2), (2, 3), (3, 2), (1, 2), (1, 3), (2, 1), (2,), (3,)])
+@pytest.mark.parametrize("is_projected", [False, True])
+def test_windows_are_batch_rows_where_numbers_coincide(lead, windows, short, is_projected):
+    heads, t = lead[1] if len(lead) == 2 else 1, windows * WINDOW - short
+    model = nn.Sequential(WindowedProjections(heads) if is_projected else WindowedArguments()).double()
+    shapes = [(lead[0], t, C)] if is_projected else [(*lead, t, D)] * 3
+    given = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+    with torch.no_grad():
+        recording, _ = record_and_compare(model, lambda m: m[0](*given))
+    part = model[0].attend if is_projected else model[0]
+    expected = part.weights.unflatten(0, (lead[0], heads)).transpose(1, 2).flatten(0, 1)
+    assert recording.map(0).shape == expected.shape
+    torch.testing.assert_close(recording.map(0).dense(), expected, rtol=0, atol=EQUAL)
+    assert not recording.notes
+
+
 class SharedKeys(nn.Module):
     """Queries (b, t, c) of keys (e, s, c) that the batch shares, and values (b, e s, c) that it does not."""
 

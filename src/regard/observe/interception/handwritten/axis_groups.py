@@ -74,7 +74,7 @@ def find_groups(
     if may_project and not is_within:
         tensors = [] if form is None else [(form.a, form.a_dims), (form.b, form.b_dims)]
         projected = [one for one in tensors if not list_axes(table, one[1]).intersection(keys)]  # the queries
-        found = split_projected(table, given, queries, other, [*projected, values])
+        found = split_projected(table, given, queries, keys, other, [*projected, values])
     if found is not None:
         queries = tuple(axis for axis in table.expand_axes(queries) if axis not in found[1])
     elif (found := join_queries_to_heads(table, batch, queries, other)) is not None:
@@ -113,7 +113,7 @@ def attends_within_tokens(table: AxisTable, keys: Axes, v: Tensor, dims: Dims) -
 
 
 def split_projected(
-    table: AxisTable, given: list[Axes], queries: Axes, other: set[int], tensors: list[tuple[Tensor, Dims]]
+    table: AxisTable, given: list[Axes], queries: Axes, keys: Axes, other: set[int], tensors: list[tuple[Tensor, Dims]]
 ) -> tuple[Axes, Axes] | None:
     """Return which axes are of batch and of heads, by the rows of what a layer has projected to one of some tensors.
 
@@ -122,7 +122,7 @@ def split_projected(
     for x, dims in tensors:
         if not {axis for axes in given for axis in axes} <= list_axes(table, dims):
             continue
-        found = find_row_axes(STATE.frames, table, x, dims)
+        found = find_row_axes(STATE.frames, table, x, dims, (*queries, *keys), tuple(axis for axes in given for axis in axes))
         if found is not None:
             axes = table.expand_axes(tuple(axis for axes in given for axis in axes))
             own = table.expand_axes(queries) if set(queries) <= list_axes(table, dims) else ()
@@ -163,7 +163,7 @@ def join_queries_to_heads(table: AxisTable, batch: list[Axes], queries: Axes, ot
 
 def split_batch(table: AxisTable, given: list[Axes], x: Tensor, dims: Dims, tokens: set[int]) -> tuple[Axes, Axes]:
     """Return the axes of batch and of heads among those of a tensor x that are neither tokens nor features."""
-    found = split_projected(table, given, (), set(), [(x, dims)]) or split_as_made(table, given, x, dims)
+    found = split_projected(table, given, (), (), set(), [(x, dims)]) or split_as_made(table, given, x, dims)
     return found or split_heads(table, given, tokens, find_head_counts())
 
 

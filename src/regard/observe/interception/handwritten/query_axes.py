@@ -4,7 +4,7 @@ from torch import Tensor
 
 from regard.observe.interception.handwritten.row_provenance import RowAxes, RowSearch
 from regard.observe.interception.handwritten.score_form import ScoreForm
-from regard.observe.interception.handwritten.tensor_axes import AxisTable, Dims
+from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims
 from regard.observe.interception.head_counts import find_head_counts
 from regard.observe.interception.provenance import ModuleFrame
 
@@ -49,12 +49,15 @@ def find_heads_beside_tokens(frame: ModuleFrame, q: Tensor, own: list[int]) -> i
     return next((found[0] for found in (are_stated, are_others) if len(found) == 1 and len(own) < 3), None)
 
 
-def find_row_axes(frames: list[ModuleFrame], table: AxisTable, q: Tensor, dims: Dims) -> RowAxes | None:
+def find_row_axes(
+    frames: list[ModuleFrame], table: AxisTable, q: Tensor, dims: Dims, tokens: Axes = (), others: Axes = ()
+) -> RowAxes | None:
     """Return the axes of queries that are rows of what a layer has projected, not features; None if they are not known.
 
-    The axis of a dimension that holds rows and heads, which are features, is split.
+    The axis of a dimension that holds rows and heads, which are features, is split. With the axes of tokens, and those of batch
+    and heads, rows of an argument of the model are known too.
     """
-    return RowSearch(table).find(frames, q, dims) if q.numel() else None
+    return RowSearch(table, tokens, others).find(frames, q, dims) if q.numel() else None
 
 
 def list_axes(table: AxisTable, dims: Dims) -> set[int]:

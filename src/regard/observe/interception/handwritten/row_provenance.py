@@ -18,6 +18,7 @@ from regard.observe.interception.function_roles import Role, infer_role, strip_a
 from regard.observe.interception.handwritten.ancestor_search import CONVERSIONS, CONVOLUTIONS, REPEATS, TensorRef
 from regard.observe.interception.handwritten.labelled_product import Labels, label_product, label_terms
 from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims
+from regard.observe.interception.head_counts import find_head_counts
 from regard.observe.interception.lookups import JOINS_PARTS, PERMUTES_AXES, PRODUCTS_OF_TWO, SPLITS
 from regard.observe.interception.provenance import TOKEN, ModuleFrame, Operation
 
@@ -42,10 +43,13 @@ class Place(NamedTuple):
 
 
 class RowSearch:
-    """The search for the rows of a tensor. Axes that were cut out of others are known by these."""
+    """The search for the rows of a tensor. Axes that were cut out of others are known by these.
 
-    def __init__(self, table: AxisTable) -> None:
-        self.table = table
+    With some axes that are tokens, and others that are batch or heads, arguments of the model show their rows too.
+    """
+
+    def __init__(self, table: AxisTable, tokens: Axes = (), others: Axes = ()) -> None:
+        self.table, self.tokens, self.others = table, tokens, others
         self.uncut: dict[int, Axes] = {}  # what an axis of the whole stands for, by its number
         self.joined = set[int]()  # those of them whose other parts may have been made otherwise
 
@@ -92,7 +96,23 @@ class RowSearch:
                 if before is None:
                     return None
                 place = before
-        return None
+        return self.find_rows_of_argument(place.dims)
+
+    def find_rows_of_argument(self, dims: Dims) -> RowAxes | None:
+        """Return the rows of an argument (b, h, t, d) or (b, t, h, d), or of (b, t, d) that is cut into windows of tokens.
+
+        Where heads are stated, the first dimension of three may hold them. None for other arguments.
+        """
+        if len(dims) not in (3, 4):
+            return None
+        tokens, others = ({*self.table.expand_axes(axes)} for axes in (self.tokens, self.others))
+        *outer, features = [{*list_split(axes, self.uncut)} for axes in dims]
+        outer = [{*self.table.expand_axes((*axes,))} for axes in outer]
+        places = [n for n, axes in enumerate(outer) if n and tokens & axes]
+        if len(places) != 1 or not set().union(*outer) <= tokens | others or not (tokens | others).isdisjoint(features):
+            return None
+        is_cut = len(dims) == 3 and not outer[1] <= tokens and not find_head_counts()
+        return self.collect([dims[0], dims[places[0]]]) if is_cut or len(dims) == 4 else None
 
     def find_rows_of_layer(self, frame: ModuleFrame, maker: Operation, dims: Dims) -> RowAxes | None:
         """Return the rows of the result of a layer with axes `dims`; None if the operation is none."""
@@ -155,6 +175,10 @@ class RowSearch:
             fitted = fit_dims(dims, len(shape) - 1)
             picked = self.table.add_axis(shape[axis])
             return None if fitted is None else Place(largest, (*fitted[:axis], picked, *fitted[axis:]))
+        if core == "pad":
+            shape = () if maker.shapes is None or 0 in maker.shapes.result else maker.shapes.given[0]
+            hides_axis = any(size == 1 and axes for axes, size in zip(dims, shape, strict=False))  # one entry shows no axis
+            return None if hides_axis or 0 in shape or len(shape) != len(dims) else Place(largest, self.widen(dims, shape))
         if core in ("view_as_real", "view_as_complex"):
             pair = self.table.add_axis(2)
             return Place(largest, dims[:-1] if core == "view_as_real" else (*dims, pair))
