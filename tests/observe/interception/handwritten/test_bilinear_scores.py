@@ -96,11 +96,14 @@ class Raw(nn.Module):
 RAW: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "two products": lambda x, weight: x @ weight @ x.mT @ x,
     "an einsum": lambda x, weight: torch.einsum("...ic,cd,...jd->...ij", x, weight, x) @ x,
+    "an einsum with values": lambda x, weight: torch.einsum("...ic,cd,...jd,...je->...ie", x, weight, x, x),
+    "an einsum of values first": lambda x, weight: torch.einsum("...je,cd,...jd,...ic->...ie", x, weight, x, x),
     "a layer": lambda x, weight: nn.functional.linear(x, weight.T) @ x.mT @ x,
 }
 
 
-@pytest.mark.parametrize(("form", "shape"), [*((one, (B, T, C)) for one in RAW.values()), (RAW["two products"], (T, C))])
+@pytest.mark.parametrize("shape", [(B, T, C), (T, C)], ids=["of a batch", "of one text"])
+@pytest.mark.parametrize("form", RAW.values(), ids=RAW)
 def test_bilinear_scores_that_are_multiplied_with_the_tokens_as_they_are_are_linear_attention(form, shape):
     part, x = Raw(form).double(), torch.randn(*shape, dtype=torch.float64)
     recording, output = record_and_compare(part, lambda m: m(x), keep="values")

@@ -2,7 +2,7 @@
 
 The quadratic form of Mamba-2 multiplies scores by a table of decays for each pair of tokens,
 ``einsum("bin,bjn,bij,bjd->bid", q, k, decays, v)``. https://arxiv.org/abs/2405.21060 Linear attention has no such table.
-Bilinear scores have a matrix of weights between the tokens, ``einsum("bid,hde,bje->bhij", x, weights, y)``.
+Bilinear scores have a matrix of weights between the tokens, ``einsum("bid,hde,bje->bhij", x, weights, y)``, with values or not.
 """
 
 import string
@@ -55,14 +55,15 @@ def split_einsum(
     if not labels:
         return None
     counts = Counter(label for one in labels for label in one)
+    of_three = find_bilinear_scores(labels, result)
+    for bilinear in [of_three] if of_three is not None else generate_bilinear_sums(labels, result):
+        chosen, own = [operands[n] for n in bilinear], [labels[n] for n in bilinear]
+        if [is_weight(x) for x in chosen] == [False, True, False, False][: len(chosen)]:
+            order = list(dict.fromkeys((*own[0], *own[1], *own[2])))
+            return EinsumProducts(chosen, own, result, order, has_values=len(chosen) > 3)
     chain = find_chain(labels, result)
     if chain is not None and not is_followed(operands[chain[0]]):  # else the first product completes a call, too
         return EinsumProducts([operands[n] for n in chain], [labels[n] for n in chain], result, result, has_values=True)
-    if (bilinear := find_bilinear_scores(labels, result)) is not None:
-        chosen = [operands[n] for n in bilinear]
-        if [is_weight(x) for x in chosen] == [False, True, False]:
-            own = [labels[n] for n in bilinear]
-            return EinsumProducts(chosen, own, result, list(dict.fromkeys((*own[0], *own[1]))), has_values=False)
     values = [n for n, one in enumerate(labels) if any(counts[label] == 1 and label in result for label in one)]
     of_values = {label for n in values for label in labels[n]}
     places = [n for n in range(len(labels)) if n not in values]
@@ -128,6 +129,22 @@ def find_bilinear_scores(labels: list[Labels], result: Labels) -> tuple[int, int
         if has_features and are_scores and result.index(rows[0]) < result.index(columns[0]):
             return x, matrix, y
     return None
+
+
+def generate_bilinear_sums(labels: list[Labels], result: Labels) -> Iterator[tuple[int, ...]]:
+    """Generate places of tokens, a matrix, tokens and values, four operands whose scores may be multiplied with the values.
+
+    Values share a summed label with the second tokens, and have one of their own in the result.
+    """
+    for n, own in enumerate(labels if len(labels) == 4 else []):
+        places = [m for m in range(4) if m != n]
+        others = {label for m in places for label in labels[m]}
+        kept = [label for label in dict.fromkeys((*result, *own)) if label in others]
+        scores = find_bilinear_scores([labels[m] for m in places], kept)
+        if scores is not None and {*own} & {*result} - others:
+            x, matrix, y = (places[m] for m in scores)
+            if {*labels[y]} & {*own} - {*result} and not {*labels[x]} & {*own} - {*result}:
+                yield x, matrix, y, n
 
 
 def has_band(x: Tensor, labels: Labels, rows: set[Any], columns: set[Any]) -> bool:
