@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from observe.recording_checks import EQUAL, record_and_compare
 from regard import KnockOut, intervene
+from regard.observe.interception.handwritten.head_guesses import GUESSED
 
 B, C, D, WINDOW = 2, 11, 3, 5
 Attend = Callable[["Windowed", Tensor, Tensor, Tensor], Tensor]
@@ -273,3 +274,28 @@ def test_keys_that_a_layer_projects_for_each_head_keep_their_heads(batch):
     part = ProjectedByHead().double()
     recording, _ = record_and_compare(nn.Sequential(part), lambda m: m(torch.randn(batch, 6, C, dtype=torch.float64)))
     torch.testing.assert_close(recording.map(0).dense(), part.weights, rtol=0, atol=EQUAL)
+
+
+class Reversed(nn.Module):
+    """Heads of queries, keys and values whose features a function reverses, behind which no layer is known."""
+
+    def __init__(self, heads: int, **stated: int) -> None:
+        super().__init__()
+        self.qkv, self.count = nn.Linear(C, 3 * heads * D), (heads,)
+        vars(self).update(stated)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (one.unflatten(-1, (*self.count, D)).transpose(1, 2).flip(-1) for one in self.qkv(x).chunk(3, -1))
+        self.weights = (q @ k.mT).softmax(-1)
+        return (self.weights @ v).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize(
+    ("heads", "stated", "is_guessed"),
+    [(3, {}, False), (B, {}, True), (3, {"num_heads": 3}, False), (B, {"num_heads": B}, True), (1, {}, False)],
+)
+def test_a_note_says_where_heads_that_may_be_rows_of_the_batch_were_guessed(heads, stated, is_guessed):
+    part = Reversed(heads, **stated).double()
+    recording, _ = record_and_compare(nn.Sequential(part), lambda m: m(torch.randn(B, 5, C, dtype=torch.float64)))
+    torch.testing.assert_close(recording.map(0).dense(), part.weights, rtol=0, atol=EQUAL)
+    assert recording.notes == ([f"0: {GUESSED.format(heads)}"] if is_guessed else [])

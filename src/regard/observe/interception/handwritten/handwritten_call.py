@@ -24,6 +24,7 @@ from regard.observe.interception.handwritten.attention_free import TableQuotient
 from regard.observe.interception.handwritten.axis_groups import Groups, describe_choice, find_groups
 from regard.observe.interception.handwritten.edge_call import GRAPH, EdgeSum, build_edge_matrix
 from regard.observe.interception.handwritten.edge_softmax import EDGE_SUMS
+from regard.observe.interception.handwritten.head_guesses import note_guess
 from regard.observe.interception.handwritten.key_blocks import BLOCKS, find_block, has_running_maximum
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct
 from regard.observe.interception.handwritten.picked_call import build_picked_call, find_picked_groups, is_picked
@@ -104,6 +105,7 @@ def read_call(
     rank_split = find_split(result, table.expand_dims(dims[2]), batch, heads, table.sizes)
     with table.use_rank_split(rank_split):
         call, adapter = read_grouped_call(product_call, table, groups, result, value, own, dims[2])
+    call = note_guess(call, groups.guess)
     if rank_split is None:
         return call, adapter
     if isinstance(call, AttentionCall):

@@ -13,8 +13,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from regard.observe.interception.handwritten.ancestor_search import has_fewer_rows
-from regard.observe.interception.handwritten.axis_groups import count_tokens, split_batch
+from regard.observe.interception.handwritten.axis_groups import split_batch
 from regard.observe.interception.handwritten.edge_softmax import skip_layouts
+from regard.observe.interception.handwritten.head_guesses import count_tokens
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct, Labels
 from regard.observe.interception.handwritten.projections import Projection, find_projection, has_features_last
 from regard.observe.interception.handwritten.query_axes import list_axes

@@ -9,7 +9,8 @@ from regard.map.linear_recurrence import LinearRecurrence
 from regard.map.scored_matrix import IDENTITY, ScoredMatrix
 from regard.mechanism.scores import score_dtype
 from regard.observe.interception.attention_call import CallAdapter, build_plain_call
-from regard.observe.interception.handwritten.axis_groups import Groups, count_tokens, split_batch
+from regard.observe.interception.handwritten.axis_groups import Groups, split_batch
+from regard.observe.interception.handwritten.head_guesses import count_tokens
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct
 from regard.observe.interception.handwritten.linear_attention import TITLE, ChainRoles, select_axes
 from regard.observe.interception.handwritten.query_axes import find_row_axes, list_axes

@@ -16,7 +16,8 @@ from regard.map.linear_recurrence import GONE, LinearRecurrence
 from regard.mechanism.scores import score_dtype
 from regard.observe.interception.attention_call import CallAdapter
 from regard.observe.interception.folded_heads import find_folded_rows
-from regard.observe.interception.handwritten.axis_groups import count_tokens, split_folded_heads, split_heads
+from regard.observe.interception.handwritten.axis_groups import split_folded_heads
+from regard.observe.interception.handwritten.head_guesses import count_tokens, split_heads
 from regard.observe.interception.handwritten.loop_check import compare_outputs
 from regard.observe.interception.handwritten.query_axes import list_axes
 from regard.observe.interception.handwritten.state_loop import START, Factor, Read, StateLoop, Write

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from regard.mechanism.masks import Given
 from regard.observe.interception.attention_call import AttentionCall
-from regard.observe.interception.handwritten.axis_groups import Groups, count_tokens, describe_choice, find_queries, split_heads
+from regard.observe.interception.handwritten.axis_groups import Groups, describe_choice, find_queries
 from regard.observe.interception.handwritten.edge_call import gather_first
+from regard.observe.interception.handwritten.head_guesses import count_tokens, split_heads
 from regard.observe.interception.handwritten.score_formula import resolve_form
 from regard.observe.interception.handwritten.tensor_axes import AxisTable, Dims
 from regard.observe.interception.handwritten.traces import PickedKeys, Trace

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.observe.interception.folded_heads import SAME_AXES, find_joining_axis, find_order
 from regard.observe.interception.function_roles import Role, infer_role, strip_affixes
 from regard.observe.interception.handwritten.ancestor_search import CONVERSIONS, CONVOLUTIONS, REPEATS, TensorRef
-from regard.observe.interception.handwritten.labelled_product import Labels, label_product, label_terms
+from regard.observe.interception.handwritten.labelled_product import label_terms
 from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims
+from regard.observe.interception.handwritten.token_factors import find_largest, is_layer, label_factors
 from regard.observe.interception.head_counts import find_head_counts
 from regard.observe.interception.lookups import JOINS_PARTS, PERMUTES_AXES, PRODUCTS_OF_TWO, SPLITS
 from regard.observe.interception.provenance import TOKEN, ModuleFrame, Operation
@@ -109,7 +110,10 @@ class RowSearch:
         *outer, features = [{*list_split(axes, self.uncut)} for axes in dims]
         outer = [{*self.table.expand_axes((*axes,))} for axes in outer]
         places = [n for n, axes in enumerate(outer) if n and tokens & axes]
-        if len(places) != 1 or not set().union(*outer) <= tokens | others or not (tokens | others).isdisjoint(features):
+        if others and not places:
+            places = [n for n, axes in enumerate(outer) if n and axes.isdisjoint(others)]  # of which one token was cut out
+        rest = [axes for n, axes in enumerate(outer) if n not in places]
+        if len(places) != 1 or not set().union(*rest) <= others or not (tokens | others).isdisjoint(features):
             return None
         is_cut = len(dims) == 3 and not outer[1] <= tokens and not find_head_counts()
         return self.collect([dims[0], dims[places[0]]]) if is_cut or len(dims) == 4 else None
@@ -323,16 +327,6 @@ def list_makers(frame: ModuleFrame, x: TensorRef) -> list[Operation]:
     return [maker for maker in frame.find_makers(x) if not (maker.given and maker.given[0] is x)]
 
 
-class Factors(NamedTuple):
-    """The labels of tokens, of weights and of the product of both, and the place and shape of the tokens."""
-
-    tokens: Labels
-    weights: Labels
-    result: Labels
-    place: int  # from the last
-    shape: Sequence[int]
-
-
 def parse_axes(side: str, rank: int) -> list[list[str]]:
     """Return the names of the axes of each dimension on one side of a pattern of einops; 1 is no axis.
 
@@ -353,53 +347,6 @@ def find_axis_sizes(groups: list[list[str]], shape: Sequence[int], lengths: dict
         known = math.prod(lengths[name] for name in group if name in lengths)
         sizes |= {name: size // max(known, 1) for name in group if name not in lengths}
     return sizes
-
-
-def find_largest(frame: ModuleFrame, maker: Operation) -> TensorRef:
-    """Return the largest of what an operation was given, of tokens if there are several."""
-    most = max(maker.sizes)
-    largest = [one for one, size in zip(maker.given, maker.sizes, strict=True) if size == most]
-    return next((one for one in largest if frame.find_contents(one) == TOKEN), largest[0])
-
-
-def find_token_place(frame: ModuleFrame, maker: Operation) -> int | None:
-    """Return the place, from the last, of the one factor of a product of two that holds tokens, not weights; None if not one.
-
-    Where both may, it is the one that the module was called with.
-    """
-    if len(maker.given) < 2:
-        return None
-    tokens = [n for n in (-2, -1) if frame.find_contents(maker.given[n]) == TOKEN]
-    if len(tokens) > 1:
-        sources = [frame.find_sources(maker.given[n]) for n in tokens]
-        tokens = [n for n, one in zip(tokens, sources, strict=True) if one is not None and one.is_passed]
-    return tokens[0] if len(tokens) == 1 else None
-
-
-def label_factors(frame: ModuleFrame, maker: Operation) -> Factors | None:
-    """Return the labels of a product of tokens with weights over the last axis of the tokens; None for another operation."""
-    place = find_token_place(frame, maker) if maker.name in PRODUCTS_OF_TWO and maker.shapes is not None else None
-    if place is None or maker.shapes is None:
-        return None
-    operands = [torch.empty(shape, device="meta") for shape in maker.shapes.given[-2:]]
-    product = label_product(maker.name, operands, (maker.shapes.how, *operands), {})
-    if product is None:
-        return None
-    n = product.find_place(operands[place])
-    if not product.labels[n] or product.labels[n][-1] in product.result:
-        return None
-    return Factors(product.labels[n], product.labels[1 - n], product.result, place, maker.shapes.given[place])
-
-
-def is_layer(maker: Operation) -> bool:
-    """Return whether a module changes the last axis alone, as a layer of a class of its own does."""
-    assert maker.child is not None
-    if issubclass(maker.child, nn.Linear):
-        return True
-    if maker.shapes is None:
-        return False
-    given, result = maker.shapes.given[0], maker.shapes.result
-    return len(maker.given) == 1 and len(given) == len(result) and given[:-1] == result[:-1] and given[-1] != result[-1]
 
 
 def fit_dims(dims: Dims, rank: int) -> Dims | None:
