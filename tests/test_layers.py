@@ -49,7 +49,8 @@ HEAVY_IMPORTERS = {  # a heavy dependency, and the only modules that may import 
     "tokenizers": {"text"},
     "sacrebleu": {"evaluate.translation_scores"},
     "torch.distributed": {"train.distributed", "train.checkpoints", "observe.tensor_parallel"},
-    "transformers": {"cli.model_loading", "cli.image_model"},  # elsewhere it is used only where the program has imported it
+    # elsewhere transformers is used only where the program has imported it
+    "transformers": {"cli.model_loading", "cli.image_model", "cli.image_prompt"},
     "rich": {"show", "cli"},
     "numba": {
         "compiled",

@@ -18,6 +18,7 @@ from matplotlib import cbook
 from PIL import Image
 from playwright.sync_api import sync_playwright
 from torch import nn
+from torch.nn import functional
 
 import regard
 from regard.cli.image_model import load_image_model
@@ -26,6 +27,7 @@ from regard.show.figure import Picture
 from regard.show.image_input import Pixels, load_image
 from regard.show.image_overlay import draw_image_overlay
 from regard.show.sound_figure import draw_sound
+from regard.show.word_heat_figure import draw_word_heat_map
 from regard.weights.vision_weights import INCLUDED
 
 FOLDER = Path(__file__).parent
@@ -45,6 +47,7 @@ def main() -> None:
     words = read_words(photo)
     asked = [n for n, word in enumerate(words.tokens or ()) if word.startswith(" ")]
     save(draw_image_overlay(words, photo, 0, query=asked, part="language_model", title=f"LLaVA, {RANDOM}"), "image-words.png")
+    save(draw_denoised(photo), "image-heat.png")
     save(draw_whisper(), "sound-whisper.png")
     with sync_playwright() as playwright:
         browser = launch_chromium(playwright)
@@ -116,6 +119,31 @@ def read_words(photo: Pixels) -> regard.Recording:
         model(input_ids=ids, pixel_values=normalize(photo))
     recording.model, recording.tokens = f"a small LLaVA, {RANDOM}", ["<s>", *["<image>"] * side**2, *asked]
     return recording
+
+
+class LatentAttention(nn.Module):
+    """Cross attention of latents, at a resolution, to words, as in the UNet of a diffusion model."""
+
+    def __init__(self, factor: int) -> None:
+        super().__init__()
+        self.factor, self.q, self.k = factor, nn.Linear(3, 32), nn.Linear(16, 32)
+
+    def forward(self, x: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+        latents = functional.avg_pool2d(x, self.factor).flatten(2).mT
+        q, k = (one.unflatten(-1, (2, 16)).transpose(1, 2) for one in (self.q(latents), self.k(words)))
+        return functional.scaled_dot_product_attention(q, k, k)
+
+
+@torch.no_grad()
+def draw_denoised(photo: Pixels) -> Picture:
+    """Draw where two words of a prompt have the attention of the latents of a photograph, in a model with random weights."""
+    model, latents = widen(nn.ModuleList(map(LatentAttention, (1, 2, 4)))), functional.avg_pool2d(normalize(photo), 8)
+    words = 3 * torch.randn(1, 5, 16)
+    with regard.record(model) as recording:
+        for layer in model:
+            layer(latents, words)
+    recording.tokens = ["<s>", "a", " portrait", " with", " flag"]
+    return draw_word_heat_map(recording, photo, [2, 4], title=f"an image, {RANDOM}")
 
 
 def draw_whisper() -> Picture:

@@ -16,7 +16,8 @@ from regard.errors import ConfigError, ShapeError
 from regard.mechanism.arguments import check_count, check_index, check_instance, check_integer, check_sequence
 from regard.observe.places import EMPTY, PatchGrid, Place, select_key_places
 from regard.observe.recording import Recording
-from regard.observe.run import Run
+from regard.observe.run import Call, Run
+from regard.observe.words import TextPair, split_rows
 
 MIDDLE = "mid_block"  # a component of the paths of the layers that are left out
 LARGEST_SIDE = 2**14  # of a heat map
@@ -40,8 +41,7 @@ def word_heat_map(recording: Recording, word: int, size: tuple[int, int], row: i
     height, width = (check_count("size", one, most=LARGEST_SIDE) for one in size)
     total: dict[str, Tensor] = {}
     word, row = check_integer("word", word), check_integer("row", row)
-    kind = "cross" if any(run.layers("cross") for run in recording.runs) else "self"
-    for name, weights in iterate_columns(recording, kind, word, row):
+    for name, weights in iterate_columns(recording, word, row):
         total[name] = weights if name not in total else total[name] + weights
     if not total:
         raise ConfigError(
@@ -56,20 +56,41 @@ def word_heat_map(recording: Recording, word: int, size: tuple[int, int], row: i
     return found
 
 
-def iterate_columns(recording: Recording, kind: str, word: int, row: int) -> Iterator[tuple[str, Tensor]]:
+def list_prompt_words(recording: Recording, row: int = -1) -> list[str]:
+    """Return the words of the prompt of a sequence of the batch, as `recording.tokens` has them; empty where it has others."""
+    tokens = recording.tokens.columns if isinstance(recording.tokens, TextPair) else recording.tokens
+    if tokens is None or isinstance(tokens, Tensor):
+        return []
+    rows = split_rows(tokens)
+    found = rows[row] if len(rows) > 1 else rows[0]
+    for call, _, words in iterate_calls(recording):
+        if len(found) == call.map.shape[3]:
+            return [found[place] for place in words.tolist()]
+        return [*found] if len(found) == len(words) else []
+    return []
+
+
+def iterate_columns(recording: Recording, word: int, row: int) -> Iterator[tuple[str, Tensor]]:
     """Yield the name of each layer of each step that attends to words, and the weights (h, q) that its pixels give a word."""
+    for call, pixels, words in iterate_calls(recording):
+        place = int(words[check_index("word", word, len(words), "the prompt")])
+        yield call.name, call.map[check_index("row", row, call.map.shape[0], "the batch"), :, pixels, place].double()
+
+
+def iterate_calls(recording: Recording) -> Iterator[tuple[Call, Tensor, Tensor]]:
+    """Yield each call of pixels to words, which of its queries are the pixels, row by row, and which of its keys the words."""
+    kind = "cross" if any(run.layers("cross") for run in recording.runs) else "self"
     for run in recording.runs:
         check_single_calls(run, kind)
         for call in run.softmax_calls:
             if call.kind != kind or MIDDLE in call.name:
                 continue
-            batch, _, queries, keys = call.map.shape
+            queries, keys = call.map.shape[2:]
             pixels, words = torch.arange(queries), torch.arange(keys)
             if kind == "self":
                 pixels, words = split_sequence(select_key_places(recording.places, kind, call.name), queries, keys)
             if len(words):
-                place = int(words[check_index("word", word, len(words), "the prompt")])
-                yield call.name, call.map[check_index("row", row, batch, "the batch"), :, pixels, place].double()
+                yield call, pixels, words
 
 
 def split_sequence(places: Sequence[Place], queries: int, keys: int) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,7 @@
 """A figure of an image with what one query looks at in it: a patch, a class token or a word."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from regard.errors import ConfigError
 from regard.observe import Recording
 from regard.observe.attribution import Attribution
 from regard.show.color_scale import ColorScale, LinearScale, Log, Signed
-from regard.show.figure import COLORMAP, FAINT, SIGNED_COLORMAP, TEXT_SIZE, Picture
+from regard.show.figure import COLORMAP, FAINT, SIGNED_COLORMAP, TEXT_SIZE, Array, Picture
 from regard.show.image_input import Pixels, load_image
 from regard.show.patch_weights import (
     PatchWeights,
@@ -50,9 +51,10 @@ def draw_image_overlay(
 
     The image is a file, a PIL image, an array or a tensor, as the model saw it: cropped and resized alike. layer is by default
     the last whose keys are patches. query is the number of a token, or the (row, column) of a patch, which is outlined; by
-    default the class token, the middle patch, or the last word of a text; of a list each has a panel. of="rollout" draws the rollout up to the layer, an
-    Attribution the pull of its number. number is that of the image where the model read several, row the batch row.
-    Patches that the query does not see stay uncolored. Raises ConfigError if the patches are not known: set recording.places.
+    default the class token, the middle patch, or the last word of a text; of a list each has a panel. of="rollout" draws the
+    rollout up to the layer, an Attribution the pull of its number. number is that of the image where the model read several,
+    row the batch row. Patches that the query does not see stay uncolored. Raises ConfigError if the patches are not known: set
+    recording.places.
     """
     pixels = load_image(image)
     heads = [head] if head is None or isinstance(head, int) else list(head)
@@ -66,11 +68,31 @@ def draw_image_overlay(
     return draw_patch_weights(pixels, found, title)
 
 
+@dataclass(frozen=True, eq=False)
+class Panel:
+    """Numbers (rows, columns) laid on an image, with a title, a line below, and the patch that is outlined."""
+
+    values: Array
+    title: str
+    below: str = ""
+    query: PatchWeights | None = None
+
+
 def draw_patch_weights(pixels: Pixels, found: Sequence[PatchWeights], title: str | None = None) -> Picture:
     """Draw an image, and beside it the image under the numbers of each query, on one scale of colors."""
-    values = np.concatenate([one.values.numpy().ravel() for one in found])
     scale: ColorScale = Signed() if any(one.what.startswith("pull") for one in found) else LinearScale(low=0)
-    ends = scale.ends(values.tolist())
+    shared = found[0].what if len(found) > 1 and len({one.what for one in found}) == 1 else ""  # then stated once
+    panels = []
+    for one in found:
+        below = "; ".join(filter(None, [describe_others(one), describe_undefined(one), describe_unseen(one)]))
+        panels.append(Panel(one.values.numpy(), one.query if shared else f"{one.what}: {one.query}", below, one))
+    plain = Panel(np.zeros((0, 0)), title or "the image", shared, None if shared else found[0])
+    return draw_panels(pixels, plain, panels, scale)
+
+
+def draw_panels(pixels: Pixels, plain: Panel, found: Sequence[Panel], scale: ColorScale) -> Picture:
+    """Draw an image under the words of `plain`, and beside it the image under the numbers of each panel."""
+    ends = scale.ends(np.concatenate([one.values.ravel() for one in found]).tolist())
     norm = (LogNorm if isinstance(scale, Log) else Normalize)(*ends, clip=True)
     colors = SIGNED_COLORMAP if isinstance(scale, Signed) else COLORMAP
     across = min(len(found) + 1, MAX_ACROSS)
@@ -79,25 +101,17 @@ def draw_patch_weights(pixels: Pixels, found: Sequence[PatchWeights], title: str
     tall = SIDE * height / width
     size = MARGIN + across * SIDE + (across - 1) * GAP + RIGHT, lines * (ABOVE + tall + BELOW)
     figure = Picture(figsize=size)
-    panels: list[PatchWeights | None] = [None, *found]
-    shared = found[0].what if len(found) > 1 and len({one.what for one in found}) == 1 else ""  # then stated once
-    for n, one in enumerate(panels):
+    for n, one in enumerate([plain, *found]):
         line, column = divmod(n, across)
         x, y = MARGIN + column * (SIDE + GAP), size[1] - (line + 1) * (ABOVE + tall + BELOW) + BELOW
         axes = figure.add_axes((x / size[0], y / size[1], SIDE / size[0], tall / size[1]))
-        if one is None:
-            draw_pixels(axes, pixels, escape_controls(title or "the image"))
-            axes.set_xlabel(shared, fontsize=TEXT_SIZE - 1, parse_math=False)
-            if not shared:
-                outline_query(axes, found[0], width, height)
-        else:
-            draw_pixels(axes, fade_pixels(pixels), escape_controls(one.query if shared else f"{one.what}: {one.query}"))
-            axes.imshow(
-                one.values.numpy(), cmap=colors, norm=norm, alpha=OPACITY, extent=(0, width, height, 0), interpolation="nearest"
-            )
-            outline_query(axes, one, width, height)
-            below = "; ".join(filter(None, [describe_others(one), describe_undefined(one), describe_unseen(one)]))
-            axes.set_xlabel(below, fontsize=TEXT_SIZE - 1, parse_math=False)
+        draw_pixels(axes, pixels if one is plain else fade_pixels(pixels), escape_controls(one.title))
+        if one is not plain:
+            extent = (0, width, height, 0)
+            axes.imshow(one.values, cmap=colors, norm=norm, alpha=OPACITY, extent=extent, interpolation="nearest")
+        axes.set_xlabel(one.below, fontsize=TEXT_SIZE - 1, parse_math=False)
+        if one.query is not None:
+            outline_query(axes, one.query, width, height)
     x, y = MARGIN + across * SIDE + (across - 1) * GAP + 0.15, size[1] - ABOVE - tall
     bar = figure.colorbar(
         ScalarMappable(norm, colors),
