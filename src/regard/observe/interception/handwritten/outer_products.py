@@ -11,7 +11,7 @@ from regard.mechanism.scores import score_dtype
 from regard.observe.interception.function_roles import Role, strip_affixes
 from regard.observe.interception.handwritten.ancestor_search import MAX_STEPS, has_tokens, is_end
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct, Labels, align_labels, label_terms
-from regard.observe.interception.handwritten.pair_loops import PICKS
+from regard.observe.interception.handwritten.pair_loops import ENTRY_PICKS
 from regard.observe.interception.handwritten.state_loop import Factor, Product, ReadTrace, State, Trace
 from regard.observe.interception.handwritten.tensor_axes import Dims
 from regard.observe.interception.lookups import IS_TENSOR, read_version
@@ -46,7 +46,7 @@ def is_of_one_token(frame: ModuleFrame, x: Tensor) -> bool:
         if not makers or is_end(makers[-1]) or not makers[-1].given:
             return False
         maker = makers[-1]
-        if maker.along is not None and strip_affixes(maker.name) in PICKS:
+        if maker.along is not None and strip_affixes(maker.name) in ENTRY_PICKS:
             axis, shape = maker.along
             if shape[axis] in lengths and len(shape) > 2:
                 return True
