@@ -91,12 +91,12 @@ def read_factors(loop: StateLoop, table: AxisTable, left: Tensor | None) -> Recu
     if loop.reason:
         raise UnreadableError(loop.reason)
     tokens, joiner = order_tokens(loop), TokenJoiner(table)
-    t = len(tokens.writes)
-    joiner.times[t] = tokens.reads[0].time or joiner.add_time(t)
+    count = len(tokens.writes)
+    joiner.times[count] = tokens.reads[0].time or joiner.add_time(count)
     roles = find_roles(loop, joiner, tokens)
     output = joiner.join([one.output for one in tokens.reads])
     rows = roles.batch, roles.heads, roles.time
-    b, h = joiner.count(roles.batch), joiner.count(roles.heads)
+    b, h, t = map(joiner.count, (roles.batch, roles.heads, roles.time))
     outputs = table.arrange(output.tensor, output.dims, (*rows, roles.width)).expand(b, h, t, -1)
     values = joiner.multiply(roles.values, (*rows, roles.width)).expand(b, h, t, outputs.shape[3]).contiguous()
     own = read_own_products(joiner, roles, tokens.own_writes) if tokens.own_writes else None

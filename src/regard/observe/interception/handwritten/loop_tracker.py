@@ -35,6 +35,8 @@ class LoopTracker(StateReads):
         """Return False only if a function neither has a followed argument nor makes zeros or an outer product: quick."""
         if name in ZEROS or is_outer_product(role, name, args, y) or (role is Role.MULTIPLY and is_zero(args[-1])):
             return True
+        if self.may_read_scan(role, args):
+            return True
         return bool(self.traces) and not self.traces.keys().isdisjoint(map(id, list_objects(args, kwargs)))
 
     def follow_function(
@@ -48,6 +50,8 @@ class LoopTracker(StateReads):
             self.follow_joined(core, args, kwargs, result)
             return
         tensors = find_tensors(args, kwargs)
+        if self.may_read_scan(role, tensors):
+            self.follow_scans(frames, tensors)
         traces = {id(x): trace for x in tensors if (trace := self.find(x, int(x is result))) is not None}
         if any(x is result for x in tensors):
             self.drop(result)
@@ -73,6 +77,7 @@ class LoopTracker(StateReads):
         elif core in ("exp", "neg") and isinstance(trace := traces.get(id(args[0])), Product) and trace.is_plain:
             factors = trace.factors if core == "exp" else (*trace.factors, expand_value(-1, result))
             self.put(result, trace._replace(factors=factors, is_exponential=core == "exp"))
+            self.decay_shapes |= {result.shape} if core == "exp" else set()
 
     def follow_layout(self, func: Any, name: str, core: str, args: Any, kwargs: Any, trace: Trace, result: Any) -> None:
         """Follow a function that changes a layout or takes parts, which is applied to each factor of a product."""

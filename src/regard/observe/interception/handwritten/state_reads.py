@@ -17,14 +17,14 @@ from regard.observe.interception.handwritten.outer_products import (
 )
 from regard.observe.interception.handwritten.query_axes import list_axes
 from regard.observe.interception.handwritten.state_loop import Decay, Factor, Product, Read, ReadTrace, State, StateLoop, Trace
-from regard.observe.interception.handwritten.state_writes import StateWrites
+from regard.observe.interception.handwritten.state_scans import StateScans
 from regard.observe.interception.handwritten.tensor_axes import Dims
 from regard.observe.interception.provenance import ModuleFrame
 
 SEVERAL = "its states are read by a product of more than two tensors, or one that adds to another tensor"
 
 
-class StateReads(StateWrites):
+class StateReads(StateScans):
     """The states of the loops of one forward, by what products of them with queries read."""
 
     def follow_contraction(
