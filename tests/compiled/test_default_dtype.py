@@ -23,8 +23,9 @@ def list_statistics(tokens):
     q, k, v = torch.randn(3, 2, 4, tokens, 8, dtype=torch.float32)
     m = AttentionMap(q, k, Causal())
     look = MapView(m)
-    look.gather_sums(2, 0.1)
-    return [*vars(m.overview()).values(), m @ v, m.mT @ v, m.logsumexp(), m.dense(), local_weight(look)]
+    look.gather_sums(2, 0.1, 0.3)
+    means = [] if look.sums is None else [look.sums.means]
+    return [*vars(m.overview()).values(), m @ v, m.mT @ v, m.logsumexp(), m.dense(), local_weight(look), *means]
 
 
 def decode():

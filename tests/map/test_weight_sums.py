@@ -31,7 +31,7 @@ def build(seed, q, k, mask, offset, is_shared):
     shape = (1, 1) if is_shared else (B, H)
     counted, real = torch.rand(*shape, q) < 0.8, torch.rand(*shape, k) < 0.8
     heavy, first = torch.randint(1, 4, shape), torch.randint(0, k, (B,))
-    return m, SumRequest(2, 0.1, counted | is_shared, visible, real, heavy, first)
+    return m, SumRequest(2, 0.1, 0.3, counted | is_shared, visible, real, heavy, first)
 
 
 @given(
@@ -60,8 +60,42 @@ def test_the_sums_of_one_pass_are_those_of_the_weights(seed, q, k, mask, offset,
     received[torch.arange(B), :, wanted.first] = 0
     assert torch.equal(found.is_stripe, weight_sums.mark_largest(received, wanted.heavy.expand(B, H)))
     assert_within(found.stripes, (weights.double() * found.is_stripe.unsqueeze(2)).sum(-1), bound)
+    assert_means(found, wanted, overview, offset)
     by_distance = weight_sums.sum_by_distance(weights, wanted.visible, wanted.counted)
     assert_within(found.positional, weight_sums.explain_by_distance(by_distance), 1e-9)
+
+
+def assert_means(found, wanted, overview, offset):
+    """The means of scores are those of a loop over the queries that count, in float64."""
+    means, numbers, chances = (dict(zip(weight_sums.MEANS, x, strict=True)) for x in found.means)
+    b, h, q, k = overview.mean.shape
+    visible, counted = wanted.visible.expand(b, h, q, k), wanted.counted.expand(b, h, q)
+    for place in torch.ones(b, h).nonzero().tolist():
+        row = tuple(place)
+        first, scores = int(wanted.first[row[0]]), {name: [] for name in weight_sums.MEANS}
+        for i in counted[row].nonzero().flatten().tolist():
+            weights, seen = overview.mean[row][i].double(), visible[row][i]
+            share, own, entropy = torch.tensor(1.0).double() / seen.sum(), i + offset, overview.entropy[row][i].double()
+            near = (torch.arange(k) - own).abs() <= wanted.window
+            for name, key in (("previous token", own - 1), ("itself", own)):
+                if 0 <= key < k and seen[key]:
+                    scores[name].append((weights[key], share))
+            scores["first token"].append((weights[first], seen[first] * share))
+            scores["sink"].append(((weights[first] > wanted.sink).double(), 0))
+            scores["local"].append((weights[near].sum(), (near & seen).sum() * share))
+            scores["distance"].append(((weights * (own - torch.arange(k))).sum(), 0))
+            scores["keys"].append((entropy.exp(), 0))
+            stripe = found.is_stripe[row]
+            scores["stripe"].append((weights[stripe].sum(), (stripe & seen).sum() * share))
+            scores["entropy"].append((entropy, 0))
+            scores["breadth"].append((entropy.exp() * share, 0))
+        for name, pairs in scores.items():
+            assert float(numbers[name][row]) == len(pairs), name
+            own = torch.tensor(pairs, dtype=torch.float64).mean(0) if pairs else torch.full((2,), torch.nan).double()
+            ours = torch.stack([means[name][row], chances[name][row]])
+            bound = sum_bound(torch.float32, max(q, k), max(q, k) + offset)  # the largest distance
+            assert_within(ours[0].nan_to_num(-1), own[0].nan_to_num(-1), bound, name)
+            assert torch.allclose(ours[1], own[1], rtol=0, atol=1e-14, equal_nan=True), name
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(1, 7))

@@ -12,7 +12,7 @@ from regard import AttentionMap, Causal, ConfigError, Everything, Given, Padding
 from regard.compiled.threads import can_run_loops
 from regard.map import plane, small_maps
 from regard.observe import detectors, map_view
-from regard.observe.head_scores import HeadOptions, compute_scores
+from regard.observe.head_scores import HeadOptions, compute_scores, estimate_heads
 from regard.observe.map_view import MapView
 from strategies import requests
 
@@ -360,15 +360,54 @@ def test_scores_from_sums_of_one_pass_are_those_from_the_weights(seed, mask, win
     def list_scores():
         look = MapView(AttentionMap(q, k, rules[mask]))
         found = compute_scores(look, options)
-        return look, {name: x if isinstance(x, torch.Tensor) else x.mean() for name, x in found.items()}
+        chances = {f"chance of {name}": x.chance for name, x in found.items() if getattr(x, "chance", None) is not None}
+        counts = {name: x.counts.double() for name, x in found.items() if not isinstance(x, torch.Tensor)}
+        uniform = look.uniform_local_weight
+        chances["local"] = detectors.uniform_local_weight(look, window) if uniform is None else uniform
+        return look, {name: x if isinstance(x, torch.Tensor) else x.mean() for name, x in found.items()}, chances, counts
 
-    look, ours = list_scores()
+    look, ours, *known = list_scores()
     assert (look.sums is None) == (not look.has_visible_keys.all())
     with mock.patch.object(MapView, "gather_sums"):
-        _, theirs = list_scores()
+        _, theirs, *expected = list_scores()
     assert ours.keys() == theirs.keys()
     for name, found in ours.items():
         assert_within(found, theirs[name], sum_bound(torch.float32, 2 * t, t), name)
+    for found, other in zip(known, expected, strict=True):
+        assert found.keys() == other.keys()
+        for name, x in found.items():
+            assert torch.allclose(x, other[name].expand_as(x), rtol=0, atol=1e-14, equal_nan=True), name
+
+
+@pytest.mark.skipif(not can_run_loops(), reason="the compiled pass over many matrices needs numba and torch's OpenMP")
+@pytest.mark.parametrize("documents", [1, 2, 5])
+@pytest.mark.parametrize("has_empty", [False, True])
+def test_means_of_one_pass_have_the_intervals_of_the_scores_of_each_query(documents, has_empty):
+    torch.manual_seed(6)
+    h, t = 3, 7
+    bound = float(sum_bound(torch.float32, 2 * t, t))
+    q, k = torch.randn(2, documents + has_empty, h, t, D)
+    options = HeadOptions(window=2)
+    rule = Causal() & Padding([t - 2] * documents + [1] * has_empty)  # of a single token, which has no previous one
+
+    def list_scores(queries=slice(None)):
+        return estimate_heads(MapView(AttentionMap(q, k, rule), queries=queries), options)
+
+    found, some = list_scores(), list_scores(slice(3, 9))
+    with mock.patch.object(MapView, "gather_sums"):
+        expected, expected_some = list_scores(), list_scores(slice(3, 9))
+    for ours, theirs in zip(found + some, expected + expected_some, strict=True):
+        assert ours.keys() == theirs.keys()
+        for name, score in ours.items():
+            other = theirs[name]
+            assert (score.count, math.isnan(score.low)) == (other.count, math.isnan(other.low)), name
+            assert float(score) == pytest.approx(float(other), rel=0, abs=bound, nan_ok=True), name
+            assert score.chance == pytest.approx(other.chance, rel=0, abs=1e-14, nan_ok=True), name
+            ends = 14 * bound  # Student's quantile is at most 12.71, and the deviation is off by no more than the means
+            assert [score.low, score.high] == pytest.approx([other.low, other.high], rel=0, abs=ends, nan_ok=True), name
+    previous = found[0]["previous token"]
+    assert previous.count == documents * (t - 3)
+    assert previous.low < previous.high
 
 
 NUMBERS = [torch.finfo(torch.float32).min, -1e9, -1e4]

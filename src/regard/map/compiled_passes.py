@@ -23,7 +23,7 @@ from regard.map.passes import ROWS, AppliedWeights, TraversalResult
 from regard.map.picture_bins import PictureBins, cover_keys
 from regard.map.plane import BLOCK_NUMBERS, Denominators, Plane
 from regard.map.pooling import BinnedWeights, SignedPicture, choose_larger
-from regard.map.weight_sums import SMALLEST_VARIANCE, SumRequest, WeightSums
+from regard.map.weight_sums import MEANS, SMALLEST_VARIANCE, SumRequest, WeightSums
 from regard.mechanism.mask_algebra import EVERYTHING
 from regard.mechanism.request import Request
 
@@ -148,19 +148,24 @@ def summarize_planes(
 def make_sum_arguments(sums: WeightSums, wanted: SumRequest) -> dict[str, Any]:
     """Return the arguments of the compiled pass for sums of weights, which are written to `sums`."""
     (b, h, q), k = sums.near.shape, sums.is_stripe.shape[-1]
-    visible = wanted.visible.contiguous().expand(b, h, q, k)
+    tables = {  # a table that batch rows or heads share is not copied, but has strides of 0
+        "counted": wanted.counted.contiguous().expand(b, h, q),
+        "real": wanted.real.contiguous().expand(b, h, k),
+        "heavy_counts": wanted.heavy.expand(b, h),
+        "visible": wanted.visible.contiguous().expand(b, h, q, k),
+    }
+    steps = (step for x in tables.values() for step in x.stride()[:2])
     return {
+        **tables,
         "heads": h,
         "window": wanted.window,
-        "counted": wanted.counted.expand(b, h, q).contiguous(),
-        "visible": visible,
-        "visible_strides": (ctypes.c_int64 * 3)(*visible.stride()[:3]),
-        "real": wanted.real.expand(b, h, k).contiguous(),
-        "heavy_counts": wanted.heavy.expand(b, h).contiguous(),
+        "sink": wanted.sink,
+        "table_strides": (ctypes.c_int64 * 9)(*steps, k),
         "firsts": wanted.first,
         "has_shared_pairs": wanted.visible.shape[:2] == wanted.counted.shape[:2] == (1, 1),
         "smallest": SMALLEST_VARIANCE,
-        **{name: getattr(sums, name) for name in ("near", "heavy", "is_stripe", "stripes", "positional")},
+        "mean_count": len(MEANS),
+        **{name: getattr(sums, name) for name in ("near", "heavy", "is_stripe", "stripes", "positional", "means")},
     }
 
 

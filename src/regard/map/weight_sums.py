@@ -15,6 +15,9 @@ from regard.map.plane import multiply_exactly
 
 SMALLEST_VARIANCE = 1e-12  # of the mean square: below it all weights are equal up to rounding
 CACHED_WEIGHTS = 2**19  # taken at a time, while they are in the cache
+MEANS = (  # scores of heads, as regard.observe.detectors define them, whose means over the queries one pass computes
+    *("previous token", "itself", "first token", "sink", "local", "distance", "keys", "stripe", "entropy", "breadth"),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,11 +35,12 @@ class SumRequest:
 
     window: int  # how far nearby keys are away at most
     share: float  # of the keys, that are heavy hitters
+    sink: float  # the weight on the first token above which it is a sink
     counted: Tensor  # bool (b, h, q), the queries whose weights are summed by distance and for each key
     visible: Tensor  # bool (b, h, q, k), the keys that queries may see
     real: Tensor  # bool (b, h, k), the keys that can be among the heavy hitters
     heavy: Tensor  # int64 (b, h), how many heavy hitters there are, as the share says
-    first: Tensor  # int64 (b,), the key that is no stripe
+    first: Tensor  # int64 (b,), the first token, which is no stripe
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,14 +54,16 @@ class WeightSums:
     is_stripe: Tensor  # bool (b, h, k), the heavy hitters other than the first key
     stripes: Tensor  # (b, h, q)
     positional: Tensor  # (b, h), as `explain_by_distance`
+    means: Tensor  # float64 (3, MEANS, b, h): over the queries, how many these are, and by chance; 0 without chance
 
     @staticmethod
     def allocate(wanted: SumRequest, b: int, h: int, q: int, k: int) -> "WeightSums":
         """Allocate the sums of float32 weights (b, h, q, k), for a compiled pass to fill."""
-        near, stripes = torch.empty(2, b, h, q, dtype=torch.float32, device="cpu")
-        heavy, positional = torch.empty(2, b, h, dtype=torch.float64, device="cpu")
+        near, stripes = torch.empty(2, b, h, q, dtype=torch.float32, device="cpu").unbind()
+        numbers = torch.empty(2 + 3 * len(MEANS), b, h, dtype=torch.float64, device="cpu")
         is_stripe = torch.empty(b, h, k, dtype=torch.bool, device="cpu")
-        return WeightSums(wanted.window, wanted.share, near, heavy, is_stripe, stripes, positional)
+        means = numbers[2:].view(3, len(MEANS), b, h)
+        return WeightSums(wanted.window, wanted.share, near, numbers[0], is_stripe, stripes, numbers[1], means)
 
 
 def sum_near(weights: Tensor, positions: Tensor, window: int) -> Tensor:

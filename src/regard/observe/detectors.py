@@ -19,8 +19,9 @@ from regard.map.indexing import select_places
 from regard.map.plane import BLOCK_NUMBERS, multiply_exactly
 from regard.map.weight_sums import DistanceSums, explain_by_distance
 from regard.mechanism.arguments import check_count, check_number, describe_value
-from regard.observe.map_view import SAMPLE, MapView, average_over_queries, count_share, select_spaced, view_map
+from regard.observe.map_view import SAMPLE, MapView, average_over_queries, select_spaced, view_map
 from regard.observe.score_interval import QueryScores, apply_to_distinct, take_distinct
+from regard.observe.visibility import count_share
 
 NEAR = 16  # tokens on either side that count as local
 MANY = 0.3  # of a row's weight: above it the first token is a sink
@@ -128,7 +129,7 @@ def uniform_local_weight(m: MapView, window: int = NEAR) -> QueryScores:
         count = max(len(seen), len(near))  # one of each where all batch rows have the same
         inside = near.clamp(max=k - 1).expand(count, seen.shape[1], -1, -1)
         shown = seen.expand(count, -1, -1, -1).gather(-1, inside)
-        return (shown & (near <= own + window) & (near < k)).sum(-1) / seen.sum(-1)
+        return (shown & (near <= own + window) & (near < k)).sum(-1).double() / seen.sum(-1)
 
     return m.score_sample(compute_local_share)
 

@@ -176,5 +176,7 @@ def compute_halfway_weights(look: MapView, window: int) -> list[float]:
     """Return the local weight of each head half way between equal weights and 1; NaN where keys are of another text."""
     if not look.own:
         return [math.nan] * look.map.shape[1]
-    found: list[float] = ((1 + detectors.uniform_local_weight(look, window).nanmean(0)) / 2).tolist()
+    known = look.uniform_local_weight
+    uniform = detectors.uniform_local_weight(look, window) if known is None else known
+    found: list[float] = ((1 + uniform.nanmean(0)) / 2).tolist()
     return found

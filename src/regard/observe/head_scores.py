@@ -15,7 +15,7 @@ from regard.observe import detectors, words
 from regard.observe.detectors import NEAR, Queries, add_chance
 from regard.observe.map_view import MapView
 from regard.observe.patterns import Duplicate, Induction, Pattern
-from regard.observe.score_interval import UNLIMITED, QueryScores, Score, estimate_all_scores
+from regard.observe.score_interval import UNLIMITED, DocumentMeans, HeadScores, QueryScores, Score, estimate_all_scores
 from regard.observe.value_norms import weight_by_norm
 from regard.observe.words import Class, Tokens
 
@@ -108,29 +108,34 @@ def score_pattern(look: MapView, pattern: Pattern) -> QueryScores:
     return add_chance(look, look.score_queries(found.weight, found.count > 0), found.count)
 
 
-def compute_scores(look: MapView, wanted: HeadOptions) -> dict[str, QueryScores | Tensor]:
+def compute_scores(look: MapView, wanted: HeadOptions) -> dict[str, HeadScores]:
     """Return the score of every detector by its name, in the order of the columns: of each query, or (b, h) of each head."""
-    found: dict[str, QueryScores | Tensor] = {}
-    look.gather_sums(wanted.window, detectors.HEAVY)
+    found: dict[str, HeadScores] = {}
+    look.gather_sums(wanted.window, detectors.HEAVY, detectors.MANY)
+    averaged = look.document_means
+
+    def add(name: str, compute: Callable[[], QueryScores]) -> None:
+        found[name] = DocumentMeans(*averaged[name], compute) if name in averaged else compute()
+
     if look.own:
-        found["previous token"] = add_chance(look, detectors.weight_on_previous.queries(look), 1)
-        found["itself"] = add_chance(look, detectors.weight_on_self.queries(look), 1)
+        add("previous token", lambda: add_chance(look, detectors.weight_on_previous.queries(look), 1))
+        add("itself", lambda: add_chance(look, detectors.weight_on_self.queries(look), 1))
         if look.tokens is not None:
             found |= {name: score_pattern(look, pattern) for name, pattern in PATTERNS.items()}
-    found["first token"] = add_chance(look, detectors.weight_on_first.queries(look), look.is_first_token_visible.long())
-    found["sink"] = detectors.sink_rate.queries(look)
+    add("first token", lambda: add_chance(look, detectors.weight_on_first.queries(look), look.is_first_token_visible.long()))
+    add("sink", lambda: detectors.sink_rate.queries(look))
     if look.own:
         found |= {f"back {back}": detectors.weight_on_previous.queries(look, back) for back in wanted.offsets}
     if wanted.needle is not None:
         questions = slice(None) if wanted.questions is None else wanted.questions
         found["needle"] = detectors.weight_on_needle.queries(look, wanted.needle, questions)
     if look.own:
-        found["local"] = detectors.local_weight.queries(look, wanted.window)
-        found["distance"] = detectors.distance.queries(look)
-    found["keys"] = detectors.effective_keys.queries(look)
+        add("local", lambda: detectors.local_weight.queries(look, wanted.window))
+        add("distance", lambda: detectors.distance.queries(look))
+    add("keys", lambda: detectors.effective_keys.queries(look))
     found["heavy"] = detectors.heavy_hitter_share(look)
     if look.own:
-        found["stripe"] = detectors.stripe_weight.queries(look)
+        add("stripe", lambda: detectors.stripe_weight.queries(look))
     if rules := wanted.available_classes:
         b, _, _, k = look.map.shape
         marked = words.mark_classes(wanted.tokens, rules, b, k, look.map.device)
@@ -140,13 +145,13 @@ def compute_scores(look: MapView, wanted: HeadOptions) -> dict[str, QueryScores 
     sentences = wanted.number_sentences(look.map.shape[0])
     if look.own and sentences is not None:
         found["receiver"] = detectors.receiver_kurtosis(look, sentences)
-    found["entropy"] = detectors.entropy.queries(look)
-    found["breadth"] = detectors.breadth.queries(look)
+    add("entropy", lambda: detectors.entropy.queries(look))
+    add("breadth", lambda: detectors.breadth.queries(look))
     add_scores(found, ((get_score_name(score), compute_user_score(look, score)) for score in wanted.scores))
     return found
 
 
-def add_scores(found: dict[str, QueryScores | Tensor], added: Iterable[tuple[str, QueryScores | Tensor]]) -> None:
+def add_scores(found: dict[str, HeadScores], added: Iterable[tuple[str, QueryScores | Tensor]]) -> None:
     """Add the user's scores and classes, in place. Raises ConfigError for a name that another score has."""
     for name, score in added:
         if name in (*found, *VALUE_SCORES):

@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import math
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Concatenate, ParamSpec, Protocol, cast
@@ -13,14 +12,15 @@ from torch import Tensor
 from regard.errors import ConfigError, ShapeError
 from regard.map import AttentionMap, passes
 from regard.map.attention_map import Overview, Statistics
-from regard.map.hiding_bias import find_hiding_bias
 from regard.map.plane import BLOCK_NUMBERS, Denominators, Plane
 from regard.map.signed_map import SignedMap
-from regard.map.weight_sums import SumRequest, WeightSums
+from regard.map.weight_sums import MEANS, WeightSums
 from regard.mechanism.arguments import check_instance, describe_value
-from regard.observe.score_interval import QueryScores, apply_to_distinct, take_distinct
+from regard.observe.score_interval import QueryScores, apply_to_distinct
+from regard.observe.visibility import Visibility, find_visibility
 
 SAMPLE = 256  # rows, for a detector that samples them
+CHANCES = ("previous token", "itself", "first token", "stripe")  # scores whose chance is known
 BATCH_ROWS = 256  # batch rows of small matrices that are sampled at a time
 SampleScore = Callable[[slice, slice, Tensor, Tensor], Tensor]  # of batch rows, heads, queries (n,), seen (rows, heads, n, k)
 P = ParamSpec("P")
@@ -62,33 +62,78 @@ class MapView:
             return self.overview
         return Statistics(**self.map.planes.gather_all_statistics())
 
-    def gather_sums(self, window: int, share: float) -> None:
+    def gather_sums(self, window: int, share: float, sink: float) -> None:
         """Compute the statistics of small matrices and, as `sums`, what else detectors need, in one pass if there is one.
 
-        Nearby keys are at most `window` away; `share` is that of the heavy hitters. Where a query sees nothing, which queries
-        count is not known from the mask alone, and all is left to the detectors.
+        Nearby keys are at most `window` away; `share` is that of the heavy hitters, and more weight than `sink` makes the first
+        token one. Where a query sees nothing, which queries count is not known from the mask alone, and all is left to the
+        detectors.
         """
         if not self.is_batch or "overview" in vars(self):
             return
-        counted = self.is_token
-        real = self._find_real_keys(counted)
-        heavy = count_share(take_distinct(real), share)
-        first = self.find_first_tokens(counted)
-        tables = take_distinct(counted), self.visible_keys, take_distinct(real)
-        firsts = torch.tensor(first, device=self.map.device)
-        found = self.map.planes.gather_batch_sums(SumRequest(window, share, *tables, heavy, firsts))
+        found = self.map.planes.gather_batch_sums(self.visibility.request_sums(window, share, sink))
         if found is not None and bool(found[0]["largest"].all()):  # every query sees something
-            self.statistics, self.sums = Statistics(**found[0]), found[1]
-            self.is_counted, self.is_real_key, self.first_token_indices = counted, real, first
+            self.statistics, self.sums, self.is_counted = Statistics(**found[0]), found[1], self.is_token
 
     @cached_property
+    def document_means(self) -> dict[str, tuple[Tensor, Tensor, Tensor | None]]:
+        """The means of scores over the queries that count, how many these are, and by chance, by name; empty without `sums`."""
+        if self.sums is None or self.queries != slice(None):
+            return {}
+        means, counts, chances = (x.unbind() for x in self.sums.means)
+        known = [chance if name in CHANCES else None for name, chance in zip(MEANS, chances, strict=True)]
+        return dict(zip(MEANS, zip(means, counts, known, strict=True), strict=True))
+
+    @property
+    def uniform_local_weight(self) -> Tensor | None:
+        """The local weight of a head that attends equally to all keys, (b, h), within the window of `sums`; None without."""
+        return self.sums.means[2, MEANS.index("local")] if self.sums is not None and self.document_means else None
+
+    @cached_property
+    def visibility(self) -> Visibility:
+        """What the queries may see by the mask and the bias alone."""
+        return find_visibility(self.map.planes, self.own)
+
+    @property
     def positions(self) -> Tensor:
         """The positions of the queries among the keys, (b, q)."""
-        b, _, q, _ = self.map.shape
-        queries, offset = torch.arange(q, device=self.map.device), self.map.planes.request.offset
-        if isinstance(offset, int):
-            return (queries + offset).expand(b, q)
-        return offset.expand(len(self.map.planes.request.q))[self.map.planes.row_numbers].unsqueeze(-1) + queries
+        return self.visibility.positions
+
+    @property
+    def is_token(self) -> Tensor:
+        """Whether a query is at a token rather than at padding, which is masked out everywhere or from itself, (b, h, q)."""
+        return self.visibility.is_token
+
+    @property
+    def is_own_token_visible(self) -> Tensor:
+        """Whether each query may see the key at its own position, bool (b, h, q)."""
+        return self.visibility.is_own_token_visible
+
+    @property
+    def hiding_bias(self) -> float:
+        """The largest number in the bias that hides its key; -inf if no other number does."""
+        return self.visibility.hiding_bias
+
+    @property
+    def visible_keys(self) -> Tensor:
+        """Whether each query may see each key of small matrices, (b or 1, h or 1, q, k)."""
+        return self.visibility.visible_keys
+
+    def list_keys_before(self, back: int) -> Tensor:
+        """Return the key `back` before the position of each query, (b, q)."""
+        return self.visibility.list_keys_before(back)
+
+    def is_visible(self, keys: Tensor) -> Tensor:
+        """Return whether each query may see the key given for it, by index (b, q), as (b, h, q); False for an index outside."""
+        return self.visibility.is_visible(keys)
+
+    def can_see_all(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Return whether queries may see keys, by index, both broadcasting with each other to (b, h, ...)."""
+        return self.visibility.can_see_all(queries, keys)
+
+    def find_first_tokens(self, counted: Tensor) -> list[int]:
+        """Return the first key of each batch row that its first query that counts, (b, h, q), may see."""
+        return self.visibility.find_first_tokens(counted)
 
     @cached_property
     def has_visible_keys(self) -> Tensor:
@@ -101,78 +146,18 @@ class MapView:
         return self.is_token if bool(self.has_visible_keys.all()) else self.has_visible_keys & self.is_token
 
     @cached_property
-    def is_token(self) -> Tensor:
-        """Whether a query is at a token rather than at padding, which is masked out everywhere or from itself, (b, h, q)."""
-        if not self.own:
-            return self.can_see_any_key
-        own = take_distinct(self.is_own_token_visible)
-        has_none = ~own.any(-1, keepdim=True)
-        if not has_none.any():
-            return own.expand(self.map.shape[:3])
-        return apply_to_distinct(torch.logical_and, (own | has_none).expand(self.map.shape[:3]), self.can_see_any_key)
-
-    @cached_property
-    def is_own_token_visible(self) -> Tensor:
-        """Whether each query may see the key at its own position, bool (b, h, q)."""
-        return self.is_visible(self.positions)
-
-    @cached_property
-    def can_see_any_key(self) -> Tensor:
-        """Whether a query may see any key, (b, h, q); True for all if no finite bias hides keys.
-
-        A query from which the mask or -inf hides all has no weights, which tells. The softmax of finite numbers has weights.
-        """
-        b, h, q, k = self.map.shape
-        if self.hiding_bias == -math.inf:
-            return torch.ones(1, 1, q, dtype=torch.bool, device=self.map.device).expand(b, h, q)
-        queries, keys = (torch.arange(size, device=self.map.device) for size in (q, k))
-        parts = queries.unsqueeze(-1).split(max(1, BLOCK_NUMBERS // max(b * h * k, 1)))
-        return torch.cat([take_distinct(self.can_see_all(part, keys)).any(-1) for part in parts], -1).expand(b, h, q)
-
-    @cached_property
-    def hiding_bias(self) -> float:
-        """The largest number in the bias that hides its key; -inf if no other number does."""
-        return find_hiding_bias(self.map.planes.request)
-
-    @cached_property
     def is_real_key(self) -> Tensor:
         """Whether a key is not padding, (b, h, k): a key whose own query does not count is padding.
 
         If keys are not the queries' own tokens: whether the first query that counts may see the key.
         """
-        return self._find_real_keys(self.is_counted)
-
-    def _find_real_keys(self, counted: Tensor) -> Tensor:
-        """Return `is_real_key` for queries that count, (b, h, q)."""
-        b, h, q, k = self.map.shape
-        if self.own:
-            positions, counted = take_distinct(self.positions).unsqueeze(1), take_distinct(counted)
-            padding = torch.where(counted, -1, positions)
-            places = padding.masked_fill((padding < 0) | (padding >= k), k)  # k marks none
-            found = torch.ones(*places.shape[:2], k + 1, dtype=torch.bool, device=self.map.device)
-            return found.scatter_(2, places, False)[..., :k].expand(b, h, k)
-        if not q:
-            return torch.zeros(b, h, k, dtype=torch.bool, device=self.map.device)
-        query = counted.int().argmax(-1, keepdim=True)  # the first that counts
-        seen = self.can_see_all(query, torch.arange(k, device=query.device))
-        return seen & counted.any(-1, keepdim=True)
+        are_all = self.is_counted is self.is_token
+        return self.visibility.is_real_key if are_all else self.visibility.find_real_keys(self.is_counted)
 
     @cached_property
     def first_token_indices(self) -> list[int]:
         """The first token of each batch row, by index: the first key that its first counting query may see."""
-        return self.find_first_tokens(self.is_counted)
-
-    def find_first_tokens(self, counted: Tensor) -> list[int]:
-        """Return the first key of each batch row that its first query that counts, (b, h, q), may see."""
-        b, _, q, k = self.map.shape
-        if not q or not k:
-            return [0] * b
-        counted = counted.any(1)
-        query = counted.int().argmax(-1).view(-1, 1, 1)
-        keys = torch.arange(self.map.shape[3], device=query.device)
-        seen = self.can_see_all(query, keys).any(1) & counted.any(-1, keepdim=True)
-        keys_found: list[int] = seen.int().argmax(-1).tolist()
-        return keys_found
+        return self.visibility.first_tokens if self.is_counted is self.is_token else self.find_first_tokens(self.is_counted)
 
     @cached_property
     def is_first_token_visible(self) -> Tensor:
@@ -258,39 +243,6 @@ class MapView:
         scores = found[0] if len(found) == 1 else torch.cat([part.expand(-1, h, -1) for part in found])
         return self.score_queries(scores.expand(b, h, q))
 
-    @cached_property
-    def visible_keys(self) -> Tensor:
-        """Whether each query may see each key of small matrices, (b or 1, h or 1, q, k)."""
-        q, k = (torch.arange(size, device=self.map.device) for size in self.map.shape[2:])
-        return take_distinct(self.can_see_all(q.unsqueeze(-1), k))
-
-    def list_keys_before(self, back: int) -> Tensor:
-        """Return the key `back` before the position of each query, (b, q)."""
-        return apply_to_distinct(lambda own: own - back, self.positions)
-
-    def is_visible(self, keys: Tensor) -> Tensor:
-        """Return whether each query may see the key given for it, by index (b, q), as (b, h, q); False for an index outside."""
-        b, h, q, k = self.map.shape
-        keys = take_distinct(keys).unsqueeze(1)
-        seen = self.can_see_all(torch.arange(q, device=keys.device), keys.clamp(0, k - 1))
-        return (take_distinct(seen) & (keys >= 0) & (keys < k)).expand(b, h, q)
-
-    def can_see_all(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Return whether queries may see keys, by index, both broadcasting with each other to (b, h, ...).
-
-        Indices of at most two axes are the same for all batch rows and heads. What repeats is expanded.
-        """
-        request = self.map.planes.request
-        inner = (1,) * max(x.dim() if x.dim() <= 2 else x.dim() - 2 for x in (queries, keys))
-        b, h = self.map.planes.row_numbers.view(-1, 1, *inner), self.map.planes.head_numbers.view(1, -1, *inner)
-        shape = torch.broadcast_tensors(b, h, queries, keys)[0].shape  # broadcast_shapes takes 50 times as long
-        seen = request.mask.can_see(b, h, queries, keys, request.offset)
-        if request.bias is not None:
-            places = zip((b, h, queries, keys), request.bias.shape, strict=True)
-            index = tuple(x if size > 1 else x.new_zeros(()) for x, size in places)
-            seen = seen & ~(request.bias[index] <= self.hiding_bias)
-        return seen.expand(shape)
-
     def can_see(self, row: int, head: int, queries: Tensor, keys: Tensor) -> Tensor:
         """Return whether queries may see keys, by index, the two broadcasting."""
         plane = self.get_plane(row, head)
@@ -329,11 +281,6 @@ class MapView:
         for start in range(0, len(queries), step):
             part = queries[start : start + step]
             yield slice(start, start + len(part)), below[part].weigh(plane.compute_masked_scores(part, keys))
-
-
-def count_share(real: Tensor, share: float) -> Tensor:
-    """Return how many keys are a share of those that are real, bool (b, h, k), at least one: (b, h)."""
-    return (real.sum(-1) * share).ceil().clamp(min=1).long()
 
 
 def select_spaced(among: Tensor, n: int) -> Tensor:

@@ -79,6 +79,26 @@ class QueryScores:
         return counted.sum(-1, dtype=torch.float64) / self.counts
 
 
+@dataclass(frozen=True, eq=False)
+class DocumentMeans:
+    """The mean of a score over the queries that count, how many these are, and the mean by chance if it is known, (b, h) each.
+
+    `score_queries` returns the score of each query, of which they are the means.
+    """
+
+    means: Tensor
+    counts: Tensor
+    chance: Tensor | None
+    score_queries: Callable[[], QueryScores]
+
+    def mean(self) -> Tensor:
+        """Return the means, (b, h); NaN where no query counts."""
+        return self.means
+
+
+HeadScores = QueryScores | DocumentMeans | Tensor  # the last (b, h), of each head, is no mean of queries
+
+
 def take_distinct(table: Tensor) -> Tensor:
     """Return a table without the repeats of its first two axes: of length 1 where it was expanded."""
     for axis, step in enumerate(table.stride()[:2]):
@@ -92,7 +112,7 @@ def apply_to_distinct(function: Callable[..., Tensor], *tables: Tensor) -> Tenso
     return function(*map(take_distinct, tables)).expand(tables[0].shape)
 
 
-def estimate_scores(found: QueryScores | Tensor, limits: Limits = UNLIMITED) -> list[Score]:
+def estimate_scores(found: HeadScores, limits: Limits = UNLIMITED) -> list[Score]:
     """Return a Score for each head: the mean over documents (batch rows) of the mean over the queries that count.
 
     Of several documents the interval is Student's, over the means of the documents: between which limits the mean over more
@@ -103,34 +123,35 @@ def estimate_scores(found: QueryScores | Tensor, limits: Limits = UNLIMITED) -> 
     return estimate_all_scores([found], [limits])[0]
 
 
-def estimate_all_scores(scores: Sequence[QueryScores | Tensor], limits: Sequence[Limits]) -> list[list[Score]]:
+def estimate_all_scores(scores: Sequence[HeadScores], limits: Sequence[Limits]) -> list[list[Score]]:
     """Return what `estimate_scores` returns, for each of several scores of the same heads."""
     means = torch.stack([one.double() if isinstance(one, Tensor) else one.mean() for one in scores])  # (scores, b, h)
     numbers = (~means.isnan()).sum(1)
     middles = means.nansum(1) / numbers
-    variances = (means - middles.unsqueeze(1)).square().nansum(1) / (numbers - 1)
-    known = zip(scores, limits, means, *(x.tolist() for x in (numbers, middles, variances)), strict=True)
+    variances = (means - middles.unsqueeze(1)).square_().nansum(1) / (numbers - 1)
+    columns = *(x.tolist() for x in (middles, variances, numbers)), *count_queries(scores, means)
     found = []
-    for score, ends, documents, *columns in known:
-        counts, chances = count_queries(score, documents.shape[1])
-        heads = enumerate(zip(*columns, counts, chances, strict=True))
+    for score, ends, documents, *known in zip(scores, limits, means, *columns, strict=True):
+        if isinstance(score, DocumentMeans) and min(known[2]) < 2:  # segments of a single document are compared
+            score = score.score_queries()
         found.append(
             [
                 make_score(middle, variance, number, count, ends, chance)
                 if number > 1
                 else estimate_score(documents[:, head].tolist(), average_segments(score, head), count, ends, chance)
-                for head, (number, middle, variance, count, chance) in heads
+                for head, (middle, variance, number, count, chance) in enumerate(zip(*known, strict=True))
             ]
         )
     return found
 
 
-def count_queries(score: QueryScores | Tensor, heads: int) -> tuple[list[int], list[float]]:
-    """Return the number of queries that count for each head, 0 if the score is no mean of queries, and its chance or NaN."""
-    if isinstance(score, Tensor):
-        return [0] * heads, [math.nan] * heads
-    chances = [math.nan] * heads if score.chance is None else score.chance.nanmean(0).tolist()
-    return score.counts.sum(0).tolist(), chances
+def count_queries(scores: Sequence[HeadScores], means: Tensor) -> tuple[list[list[int]], list[list[float]]]:
+    """Return the number of queries that count for each head, 0 if a score is no mean of queries, and its chance or NaN."""
+    none = torch.zeros_like(means[0])
+    counts = torch.stack([none if isinstance(one, Tensor) else one.counts.double() for one in scores]).sum(1).long().tolist()
+    known = {n: one.chance for n, one in enumerate(scores) if not isinstance(one, Tensor) and one.chance is not None}
+    found = dict(zip(known, torch.stack(list(known.values())).nanmean(1).tolist(), strict=True)) if known else {}
+    return counts, [found.get(n, [math.nan] * means.shape[2]) for n in range(len(scores))]
 
 
 def estimate_score(
@@ -171,9 +192,9 @@ def make_score(mean: float, variance: float, number: int, count: int, limits: Li
     return Score(mean, max(mean - half, limits[0]), min(mean + half, limits[1]), count, chance)
 
 
-def average_segments(found: QueryScores | Tensor, head: int) -> list[float]:
+def average_segments(found: HeadScores, head: int) -> list[float]:
     """Return the means of the segments of the only document in which a head has queries that count; at most eight."""
-    if isinstance(found, Tensor):
+    if not isinstance(found, QueryScores):
         return []
     rows = found.among[:, head].any(-1).nonzero().flatten()
     if len(rows) != 1:

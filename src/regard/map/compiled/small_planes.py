@@ -24,30 +24,33 @@ from regard.compiled.vectors import (
     hide_scores,
     scale_row,
 )
-from regard.map.compiled import weight_sums
+from regard.map.compiled import score_means, weight_sums
 from regard.map.compiled.blocks import load_keys, load_queries, write_statistics
 
 
 class PlaneArguments(Arguments):
     """The count of matrices taken so far; the sizes; the strides of batch, heads and rows; the addresses of the arrays.
 
-    strides are those of q, k, the bias and the mask's table; pairs (units, 2) are batch rows and heads.
+    strides are those of q, k, the bias and the mask's table; pairs (units, 2) are batch rows and heads. table_strides are those
+    of batch and heads of counted, real and heavy_counts, and of batch, heads and rows of visible.
     """
 
     _fields_ = [  # noqa: RUF012  # as ctypes has it
         *integer_fields("taken units heads share queries keys width statistics window"),
         ("strides", ctypes.c_int64 * 12),
-        ("visible_strides", ctypes.c_int64 * 3),
+        ("table_strides", ctypes.c_int64 * 9),
         *integer_fields("pairs positions q k bias seen sinks weights found received"),
         *integer_fields("counted visible real heavy_counts firsts has_shared_pairs"),
-        *integer_fields("near heavy is_stripe stripes positional"),
+        *integer_fields("near heavy is_stripe stripes positional means mean_count"),
         ("smallest", ctypes.c_double),
         ("scale", ctypes.c_float),
         ("softcap", ctypes.c_float),
+        ("sink", ctypes.c_float),
     ]
 
 
 FIELDS = np.dtype(PlaneArguments)
+NOWHERE = np.int64(-(2**62))  # a position that no query has
 
 
 @callback_with_cache(PlaneArguments)
@@ -74,9 +77,11 @@ def summarize_planes(place):
     width_skewed = -(-(q + columns) // COLUMNS) * COLUMNS
     sums, band, distances = np.empty((q, 3)), np.empty(q + columns, np.float32), np.empty(width_skewed)
     skewed, counts = np.zeros((-(-q // 4) * 4, width_skewed), np.float32), np.empty(q + k - 1)
+    seen_counts, means = np.empty((3, q), np.int64), np.empty((3, a.mean_count))
+    counted_from = NOWHERE  # the position for which seen_counts are
     if a.has_shared_pairs:
-        every = view_array(a.counted, (a.units, q), np.bool_)[0]
-        weight_sums.count_by_distance(view_array(a.visible, FAR, np.bool_), 0, a.visible_strides[2], every, counts)
+        every = view_array(a.counted, q, np.bool_)
+        weight_sums.count_by_distance(view_array(a.visible, FAR, np.bool_), 0, a.table_strides[8], every, counts)
     while True:
         unit = atomic_increment(place)
         if unit >= a.units:
@@ -117,21 +122,35 @@ def summarize_planes(place):
                 scale_row(scores[i, :k], ONE, weights[unit, i])
         scale_row(summed[:k], ONE, received[unit])
         if a.near:
-            sum_weights(a, unit, scores[:q], positions[unit], received[unit], (band, skewed, distances, counts))
+            if not a.has_shared_pairs or positions[unit] != counted_from:
+                counted_from = positions[unit]
+                at = unit // a.heads * a.table_strides[6] + unit % a.heads * a.table_strides[7]
+                table = view_array(a.visible, FAR, np.bool_), at, a.table_strides[8]
+                score_means.count_seen_keys(*table, k, counted_from, a.window, seen_counts)
+            room = band, skewed, distances, counts, seen_counts, means
+            sum_weights(a, unit, scores[:q], positions[unit], received[unit], found[:, unit], room)
 
 
 @njit_inlined()
-def sum_weights(a, unit, rows, position, received, room):
+def sum_weights(a, unit, rows, position, received, found, room):
     """Compute what `weight_sums.WeightSums` holds of one matrix, whose weights are rows (q, n) with 0 after the last key.
 
-    room is band (q + n,), skewed (q + n columns), distances (q + n,) and counts (q + k - 1,).
+    `found` are the statistics of its rows. room is band (q + n,), skewed (q + n columns), distances (q + n,), counts
+    (q + k - 1,), seen_counts (3, q) and means (3, MEANS).
     """
-    band, skewed, distances, counts = room
-    q, k = a.queries, a.keys
-    counted, real = view_array(a.counted, (a.units, q), np.bool_)[unit], view_array(a.real, (a.units, k), np.bool_)[unit]
+    band, skewed, distances, counts, seen_counts, means = room
+    q, k, strides = a.queries, a.keys, a.table_strides
+    b, h = unit // a.heads, unit % a.heads
+    at = b * strides[0] + h * strides[1]
+    counted = view_array(a.counted, FAR, np.bool_)[at : at + q]
+    at = b * strides[2] + h * strides[3]
+    real = view_array(a.real, FAR, np.bool_)[at : at + k]
+    count = view_array(a.heavy_counts, FAR, np.int64)[b * strides[4] + h * strides[5]]
+    visible, at = view_array(a.visible, FAR, np.bool_), b * strides[6] + h * strides[7]
+    near, stripes = view_array(a.near, (a.units, q), np.float32)[unit], view_array(a.stripes, (a.units, q), np.float32)[unit]
     is_stripe = view_array(a.is_stripe, (a.units, k), np.bool_)[unit]
-    count, first = view_array(a.heavy_counts, a.units, np.int64)[unit], view_array(a.firsts, a.units, np.int64)[unit // a.heads]
-    weight_sums.sum_near(rows, position, a.window, band, view_array(a.near, (a.units, q), np.float32)[unit])
+    first = view_array(a.firsts, a.units, np.int64)[b]
+    weight_sums.sum_near(rows, position, a.window, band, near)
     if not counted.all():
         received = weight_sums.sum_counted(rows, counted, k)
     marked = band[: rows.shape[1]]
@@ -140,14 +159,17 @@ def sum_weights(a, unit, rows, position, received, room):
     for j in range(k):
         marked[j] = is_stripe[j]
     marked[k:] = 0
-    weight_sums.sum_marked(rows, marked, view_array(a.stripes, (a.units, q), np.float32)[unit])
+    weight_sums.sum_marked(rows, marked, stripes)
     weight_sums.skew_rows(rows, counted, skewed)
     squares = weight_sums.sum_columns_and_squares(skewed, distances)
     if not a.has_shared_pairs:
-        at = unit // a.heads * a.visible_strides[0] + unit % a.heads * a.visible_strides[1]
-        weight_sums.count_by_distance(view_array(a.visible, FAR, np.bool_), at, a.visible_strides[2], counted, counts)
+        weight_sums.count_by_distance(visible, at, strides[8], counted, counts)
     explained = weight_sums.explain_by_distance(distances, counts, squares, a.smallest)
     view_array(a.positional, a.units, np.float64)[unit] = explained
+    score_means.count_common_keys(visible, at, strides[8], is_stripe, seen_counts[2])
+    table, query = (visible, at, strides[8], k, seen_counts, counted), (position, first, a.sink)
+    score_means.average_scores(rows, found, (near, stripes), table, query, means)
+    view_array(a.means, (3, a.mean_count, a.units), np.float64)[:, :, unit] = means
 
 
 @njit_inlined()
