@@ -18,7 +18,7 @@ from regard.observe.interception.attention_call import AttentionCall, CallAdapte
 from regard.observe.interception.function_roles import MULTIPLIES, Role, find_activation_name
 from regard.observe.interception.function_wrappers import classify_function, may_be_held
 from regard.observe.interception.handwritten.detection import HandwrittenTracker
-from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
+from regard.observe.interception.handwritten.handwritten_call import UNFOLLOWED, HandwrittenCall
 from regard.observe.interception.handwritten.handwritten_call import read_call as read_handwritten_call
 from regard.observe.interception.handwritten.joined_blocks import read_calls as read_blocked_calls
 from regard.observe.interception.handwritten.key_blocks import KeyBlock
@@ -267,6 +267,11 @@ class AttentionFunctionMode(TorchFunctionMode):
         for component in self.tracker.blocks.take_rows(frame):
             dispatch_ended(component[0].blocks[0].call.kernel, partial(read_blocked_calls, component))
 
+    def report_unfinished_sums(self, frame: ModuleFrame) -> None:
+        """Report weights of a module that ends that were multiplied with the values of some keys, one by one."""
+        for trace in self.tracker.key_sums.take_unfinished(frame):
+            report_missed(f"by hand: {trace.function}, mul and add", UNFOLLOWED)
+
     def change_linear(self, result: Tensor) -> Tensor:
         """Return the output of linear attention that a function has just completed as interventions change it."""
         if not any(watcher.can_change_calls for watcher in STATE.watchers):
@@ -313,6 +318,8 @@ class AttentionFunctionMode(TorchFunctionMode):
 
     def intercept_handwritten(self, call: HandwrittenCall, result: Tensor) -> Tensor:
         """Intercept attention that is written out by hand, whose last product has just been computed."""
+        if call.may_be_block:
+            return self.intercept_block(call, result)
         kernel, undivided = f"by hand: {call.steps}", []
         postponed: list[AttentionCall | RecurrenceCall] = []
 
@@ -344,6 +351,15 @@ class AttentionFunctionMode(TorchFunctionMode):
             self.tracker.used.add_call(call.trace.roots, owners, STATE.frames)
         self.weight_steps.forget(call.tensor)
         return context
+
+    def intercept_block(self, call: HandwrittenCall, result: Tensor) -> Tensor:
+        """Intercept exponentials that are multiplied with values entry by entry, if they are of one key of a loop."""
+        with disable_modes(), suppress(Exception):  # of products that are no such block, and may be summed later
+            found, adapter = read_handwritten_call(call, self.tracker.table, result)
+            if adapter.block is not None:
+                adapter.postpone = partial(self.postpone_block, adapter.block)
+                dispatch_call(f"by hand: {call.steps}", lambda: result, lambda: (found, adapter))
+        return result
 
     def postpone_block(self, block: KeyBlock, call: AttentionCall, result: Tensor) -> None:
         """Keep a block of keys until its module ends. A failure must not stop the model: the block is then missed."""

@@ -8,7 +8,6 @@ from transformers import RTDetrV2Config
 from transformers.models.rt_detr_v2.modeling_rt_detr_v2 import RTDetrV2MultiscaleDeformableAttention
 
 from observe.recording_checks import EQUAL, record_and_compare
-from regard.observe.interception.handwritten.handwritten_call import UNFOLLOWED
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 B, C, H, D, ROWS, COLUMNS, K, DILATION = 2, 6, 2, 3, 5, 7, 9, 2
@@ -199,22 +198,18 @@ class Loop(nn.Module):
         return self.form(*self.project(x).chunk(3, 1))
 
 
-LOOPS = {
-    loop: UNFOLLOWED,
-    loop_into: UNFOLLOWED,
-    add_products: UNFOLLOWED,
-    add_products_of_pairs: UNFOLLOWED,
-    predict_by_convolution: UNFOLLOWED,
-    join_products: "its weights or scores are rearranged by getitem and mul and stack and sum, so its keys are not known",
-}
+LOOPS = [loop, loop_into, add_products, add_products_of_pairs, predict_by_convolution, join_products]
 
 
 @pytest.mark.parametrize("form", LOOPS, ids=lambda form: form.__name__)
-def test_a_loop_over_the_places_of_a_window_is_missed(form):
-    model = nn.Sequential(Loop(form))
-    recording, _ = record_and_compare(model, lambda m: m(torch.randn(B, C, ROWS, COLUMNS)), missing=True)
-    assert not recording.calls
-    assert [(one.module, one.reason) for one in recording.missed] == [("0", LOOPS[form])]
+def test_a_loop_over_the_places_of_a_window_has_a_row_for_each_query(form):
+    recording, y = record_and_compare(nn.Sequential(Loop(form)), lambda m: m(torch.randn(B, C, ROWS, COLUMNS)), keep="values")
+    (call,) = recording.calls
+    assert call.kind == ("cross" if form is predict_by_convolution else "self")
+    rows, values = call.map.dense(), recording.values(0, kind=call.kind)
+    assert rows.shape[:2].numel() * rows.shape[2] == B * T
+    context, expected = (rows @ values).flatten().sort().values, y.flatten().sort().values
+    torch.testing.assert_close(context, expected, rtol=0, atol=EQUAL)
 
 
 class DynamicConvolution(nn.Module):

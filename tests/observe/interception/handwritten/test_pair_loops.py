@@ -97,16 +97,14 @@ class AllPairs(RowByRow):
 
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("shape", [(T, C), (B, T, C)])
-def test_a_list_of_the_scores_of_all_pairs_is_recorded_as_a_matrix(score, shape):
-    part = AllPairs(score)
-    recording, _ = record_and_compare(nn.Sequential(part), lambda m: m(torch.randn(shape)))
-    torch.testing.assert_close(recording.map(0).dense()[:, 0], part.weights.view(-1, T, T), rtol=0, atol=EQUAL)
-
-
-@pytest.mark.parametrize("score", SCORES)
-def test_a_loop_over_the_keys_of_these_is_missed(score):
-    recording, _ = record_and_compare(AllPairs(score, True), lambda m: m(torch.randn(T, C)), missing=True)
-    assert {one.reason for one in recording.missed} == {UNFOLLOWED}
+@pytest.mark.parametrize("loops_over_keys", [False, True])
+def test_a_list_of_the_scores_of_all_pairs_is_recorded_as_a_matrix(score, shape, loops_over_keys):
+    part = AllPairs(score, loops_over_keys)
+    recording, context = record_and_compare(nn.Sequential(part), lambda m: m(torch.randn(shape)), keep="values")
+    (call,) = recording.calls
+    torch.testing.assert_close(call.map.dense()[:, 0], part.weights.view(-1, T, T), rtol=0, atol=EQUAL)
+    found = (call.map.dense() @ recording.values(0)).view(context.shape)
+    torch.testing.assert_close(found, context, rtol=0, atol=EQUAL)
 
 
 class AddedUp(RowByRow):

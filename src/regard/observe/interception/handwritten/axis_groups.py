@@ -216,7 +216,8 @@ def find_queries(form: ScoreForm | None, table: AxisTable, keys: Axes) -> Axes |
     a, b, scores = (
         [axis for axes in table.expand_dims(dims) for axis in axes] for dims in (form.a_dims, form.b_dims, form.dims)
     )
-    mine, theirs = (a, b) if not set(keys) & set(a) else (b, a)
+    is_second = bool({*keys} & {*a}) or not (keys or {*scores} & {*a} - {*b})  # of one key, queries have what one has alone
+    mine, theirs = (b, a) if is_second else (a, b)
     if set(keys) & set(mine):
         raise UnreadableError("its keys differ from query to query")
     shared = table.expand_axes(form.shared)

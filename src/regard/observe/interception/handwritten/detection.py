@@ -9,6 +9,7 @@ A router, a gate, a classifier and a pooling layer are neither.
 """
 
 import weakref
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from regard.observe.interception.handwritten.einsum_products import EinsumProduc
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
 from regard.observe.interception.handwritten.head_mixing import describe_mixing, has_projection, is_head_mixing
 from regard.observe.interception.handwritten.key_blocks import MAXIMA_OF_TWO
-from regard.observe.interception.handwritten.labelled_product import separate_entry_factors
+from regard.observe.interception.handwritten.labelled_product import label_sum, separate_entry_factors
 from regard.observe.interception.handwritten.moved_entries import (
     fills_followed,
     follow_places,
@@ -212,15 +213,26 @@ class HandwrittenTracker(ProductTracker):
             if trace.moved is not None and not moves:
                 trace = trace._replace(moved=keep_places(trace, name, args, kwargs, x, results))
             if trace.kind is TraceKind.WEIGHTED:
+                key_sum = self.key_sums.add(frames[-1], self.find, name, args, kwargs, results[0])
                 weighted = [v for v, one in traced if one.kind is TraceKind.WEIGHTED]
                 adds = strip_affixes(name) == "addcmul" and x is args[0] and len(traced) > 1  # further products
                 several, role = len(weighted) > 1 or adds, Role.ADD if adds else role
                 if not trace.pairs and (several or role is Role.SUM) and weighs_copies(frames, weighted):
                     trace = trace._replace(pairs=True)
+                if key_sum is not None and key_sum.is_complete and results[0] in self.key_sums.sums:
+                    self.key_sums.finish(key_sum.weights)
+                    einsum = key_sum.build_einsum(frames[-1])
+                    return self.follow_product(frames, Role.PRODUCT, "einsum", einsum, {}, results[0])
+                if key_sum is not None and trace.pairs:
+                    self.key_sums.note(frames[-1], trace, key_sum.weights)
+                    self.follow(results[0], trace._replace(factors=None), name)
+                    return None
                 return self.follow_sum(role, name, args, kwargs, x, trace, several, others, results)
             if role is Role.ADD and trace.kind is TraceKind.SCORES and any(is_residual(frames, v, x) for v in others):
                 self.drop(results[0])  # features, which a layer adds to its input
-            elif not (role is Role.MULTIPLY and self.follow_weighting(frames, name, tensors, x, trace, results[0])):
+            elif role is Role.MULTIPLY and self.follow_weighting(frames, name, tensors, x, trace, results[0]):
+                return self.start_block(x, results[0], name)
+            else:
                 self.follow_other(frames, role, name, args, kwargs, x, trace, others, results)
                 if strip_affixes(name) in CHOOSES_BY_VALUE:
                     self.follow_choice(x, result, kwargs.get("dim", find_dim(name, args)))
@@ -246,7 +258,7 @@ class HandwrittenTracker(ProductTracker):
         elif core in EDGE_SUMS:
             return self.follow_edges(frames[-1], name, args, kwargs, tensors)
         if tensors and y.numel() < tensors[0].numel():
-            self.follow_features(frames, tensors[0], y)
+            self.follow_features(frames, tensors[0], y, partial(label_sum, name=name, args=args, kwargs=kwargs))
         elif tensors and core == "cumsum":
             self.follow_copies(frames[-1], tensors[0], y, name)
         return None

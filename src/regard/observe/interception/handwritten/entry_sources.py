@@ -204,7 +204,7 @@ def restore_keys(
     if sources is None or product is None or trace.dims is None:
         return x, trace, product
     place = product.find_place(x)
-    x, values = x.detach(), product.operands[1 - place].detach()
+    values = product.operands[1 - place]
     for n, (one, label) in enumerate(zip(sources[0], product.labels[place], strict=True)):
         if label in product.result or one.is_whole or len(one.axes) != 1 or bool(one.elsewhere.any()):
             continue
@@ -213,10 +213,11 @@ def restore_keys(
         first.scatter_reduce_(0, index, torch.arange(len(index), device=index.device), "amin")
         if bool((first == len(index)).any()) or values.shape[along] != len(index):
             continue
-        first_values = values.index_select(along, first)
+        is_same = torch.equal(first, torch.arange(len(index), device=index.device))
+        first_values = values if is_same else values.detach().index_select(along, first)  # the log has the tensor itself
         if not torch.equal(first_values.index_select(along, index).nan_to_num(), values.nan_to_num()):
             continue
-        x, values = join_entries(x, n, index, size), first_values
+        x, values = x if is_same and size == len(index) else join_entries(x, n, index, size), first_values
         dims = tuple(one.axes if m == n else axes for m, axes in enumerate(trace.dims))
         form, (moved,) = trace.form, trace.dims[n]
         if form is not None:

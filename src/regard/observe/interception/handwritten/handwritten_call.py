@@ -25,7 +25,7 @@ from regard.observe.interception.handwritten.axis_groups import Groups, describe
 from regard.observe.interception.handwritten.edge_call import GRAPH, EdgeSum, build_edge_matrix
 from regard.observe.interception.handwritten.edge_softmax import EDGE_SUMS
 from regard.observe.interception.handwritten.head_guesses import note_guess
-from regard.observe.interception.handwritten.key_blocks import BLOCKS, find_block, has_running_maximum
+from regard.observe.interception.handwritten.key_blocks import BLOCKS, KEYS, find_block, has_running_maximum
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct
 from regard.observe.interception.handwritten.picked_call import build_picked_call, find_picked_groups, is_picked
 from regard.observe.interception.handwritten.row_comparison import (
@@ -68,6 +68,7 @@ class HandwrittenCall(NamedTuple):
     unread: str = UNFOLLOWED  # why it cannot be read without a product
     edges: EdgeSum | None = None  # of a graph, if an index sums the weighted values
     quotient: TableQuotient | None = None  # of products of exponentials, if these are not multiplied with each other
+    may_be_block: bool = False  # whether it is of interest only as a block of one key of a loop over keys
 
     @property
     def values(self) -> Tensor:
@@ -174,8 +175,10 @@ def read_grouped_call(
     call.has_dropped_weights = weights.undropped is not None
     adapter = CallAdapter(lambda: result, read_context, write_context, is_reversible=total is None, weights=matrix)
     if not call.has_stored_weights:
-        adapter.block = find_block(STATE.frames, table, weights, groups, dims, call, total is None)
-        adapter.unchanged = BLOCKS if adapter.block is not None and adapter.block.has_running_maximum else ""
+        block = find_block(STATE.frames, table, weights, groups, dims, call, total is None)
+        adapter.block = block if block is None else block._replace(is_of_one_key=product_call.may_be_block)
+        has_maximum = block is not None and block.has_running_maximum
+        adapter.unchanged = BLOCKS if has_maximum else KEYS if block is not None and product_call.may_be_block else ""
     else:
         adapter.change_weights = change
         adapter.plain_call = build_plain_call(matrix, v, kernel=call.kernel, can_use_cache=call.can_use_cache)

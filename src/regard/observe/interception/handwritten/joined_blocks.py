@@ -64,7 +64,9 @@ def join_blocks(component: list[QueryRows]) -> AttentionCall:
     is_cut = any(one.is_projected_alone for one in blocks)
     of_keys = order_blocks([one.keys for one in columns], [one.call.k.shape[2] for one in columns], readings, "keys", is_cut)
     queries, sizes = [one.query for one in component], [rows.blocks[0].call.q.shape[2] for rows in component]
-    if len(queries) > 1 and (max(sizes) == 1 or not all(one.has_part_of_queries for one in blocks)):
+    are_tokens = all(one.has_picked_query for one in blocks)
+    are_tokens |= max(sizes) > 1 and all(one.has_part_of_queries for one in blocks)
+    if len(queries) > 1 and not are_tokens:
         raise UnreadableError(UNORDERED.format("queries"))  # they may be heads or samples that share their keys
     of_queries = order_blocks(queries, sizes, [], "queries", is_cut)
     grid = [[find_pair(component[i], columns[j]) for j in of_keys] for i in of_queries]
@@ -156,13 +158,15 @@ def compare_context(call: AttentionCall, rows: QueryRows, start: int, count: int
 def read_calls(component: list[QueryRows]) -> list[AttentionCall]:
     """Return the call that blocks amount to, or where it is not known and none needs another, one for each.
 
-    Raises UnreadableError if blocks were shifted by a running maximum and their call is not known.
+    Raises UnreadableError if blocks were shifted by a running maximum, or are of one key, and their call is not known.
     """
     blocks = [block for rows in component for block in rows.blocks]
     try:
         return [join_blocks(component)]
     except UnreadableError:
-        if any(one.has_running_maximum for one in blocks):
+        if len(blocks) == 1 and blocks[0].is_of_one_key:
+            return []  # a product that is not added to others
+        if any(one.needs_others for one in blocks):
             raise
         return [
             one.call if one.is_divided else replace(one.call, note="; ".join(filter(None, (one.call.note, DIVIDED))))

@@ -34,6 +34,7 @@ BLOCKS = (
     "its exponentials are shifted by a running maximum: it is a sum over blocks of keys in a loop, as of an online softmax, "
     "whose rows are not known until the last block"
 )
+KEYS = "it is a sum over keys in a loop, one by one, whose rows are not known until the last key"
 OTHERWISE = "it adds up blocks of keys in a loop, and its output is not that of a softmax over all of them"
 MAXIMA_OF_TWO = {"maximum", "fmax"}
 BLOCK_CUTS = SPLITS | {"getitem", "narrow", "split_with_sizes"}
@@ -68,6 +69,13 @@ class KeyBlock(NamedTuple):
     hidden: Tensor | None
     has_running_maximum: bool
     is_divided: bool  # whether its rows sum to 1
+    has_picked_query: bool = False  # whether its query and its key were picked along one axis, one token each
+    is_of_one_key: bool = False  # whether exponentials were multiplied with the value of one key entry by entry
+
+    @property
+    def needs_others(self) -> bool:
+        """Whether it is a part of a sum, and no call of its own."""
+        return self.has_running_maximum or self.is_of_one_key
 
 
 @dataclass(eq=False)
@@ -97,11 +105,13 @@ class KeyBlocks:
         self.table = table
         self.rows: list[QueryRows] = []
         self.contexts = WeakTensorKeyDictionary()
+        self.of_one_key = WeakTensorKeyDictionary()  # blocks, by their contexts
 
     def clear(self) -> None:
         """Forget all blocks."""
         self.rows.clear()
         self.contexts.clear()
+        self.of_one_key.clear()
 
     def add(self, frame: ModuleFrame, block: KeyBlock, context: Tensor) -> None:
         """Add a block of a running module, with its context as the model has it."""
@@ -113,6 +123,8 @@ class KeyBlocks:
             rows = QueryRows(weakref.ref(frame), block.query, sampled)
             self.rows.append(rows)
         rows.blocks.append(block)
+        if block.is_of_one_key:
+            self.of_one_key[context] = block
         rows.samples.clear()
         self.follow(context, BlockContext(((rows, 0),), block.dims, block.groups))
 
@@ -184,6 +196,15 @@ class KeyBlocks:
         dims = tuple(queries if n == axis else axes for n, axes in enumerate(first.dims))
         self.contexts[y] = BlockContext(parts, dims, first.groups._replace(queries=queries))
 
+    def forget(self, context: Tensor) -> None:
+        """Forget the block of one key with this context, which a sum completes to a call of its own."""
+        block = self.of_one_key.pop(context, None)
+        if block is not None:
+            del self.contexts[context]
+            for rows in self.rows:
+                rows.blocks = [one for one in rows.blocks if one is not block]
+            self.rows = [one for one in self.rows if one.blocks]
+
     def take_rows(self, frame: ModuleFrame) -> list[list[QueryRows]]:
         """Return the blocks of queries of a module that ends, together where they share blocks of keys, and forget them."""
         ended = [one for one in self.rows if one.frame() is frame]
@@ -215,9 +236,12 @@ def find_block(
     is_first = is_query_first(trace.form, table, groups)
     query, keys = (trace.form.a, trace.form.b) if is_first else (trace.form.b, trace.form.a)
     (query, made), (keys, made_keys) = (find_origin(frames[-1], x) for x in (query, keys))
-    if not (has_running_maximum(trace) or is_cut(frames[-1], keys, made_keys, call.k.shape[2])):
+    token, key = (find_token(frames[-1], one, n) for one, n in ((made, call.q.shape[2]), (made_keys, call.k.shape[2])))
+    if not (has_running_maximum(trace) or key is not None or is_cut(frames[-1], keys, made_keys, call.k.shape[2])):
         return None
     has_part = is_part_of_tokens(frames[-1], query, made, call.q.shape[2])
+    has_picked_query = token is not None and key is not None and token.axis == key.axis
+    query, keys = query if token is None else token.tensor, keys if key is None else key.tensor
     is_alone = any(is_made_of_part(frames[-1], one) for one in (made, made_keys))
     _, _, parts = collect_parts(trace.form.drop_own(), table, groups)
     if parts.terms or call.sinks is not None:
@@ -230,7 +254,10 @@ def find_block(
         bias = one if bias is None else bias + one
     for one, _ in parts.hidden:
         hidden = one if hidden is None else hidden | one
-    return KeyBlock(call, dims, groups, query, keys, has_part, is_alone, bias, hidden, has_running_maximum(trace), is_divided)
+    has_maximum = has_running_maximum(trace)
+    return KeyBlock(
+        call, dims, groups, query, keys, has_part, is_alone, bias, hidden, has_maximum, is_divided, has_picked_query
+    )
 
 
 def find_origin(frame: ModuleFrame, x: Tensor) -> tuple[Tensor, TensorRef]:
@@ -259,6 +286,27 @@ def is_cut(frame: ModuleFrame, x: Tensor, made: TensorRef, count: int) -> bool:
         if any(n == count and step in longer for n, step in zip(x.shape, x.stride(), strict=True)):
             return True
     return False
+
+
+class PickedToken(NamedTuple):
+    """One token as a part of all tokens, with an axis of size 1, which is that axis from the last."""
+
+    tensor: Tensor
+    axis: int
+
+
+def find_token(frame: ModuleFrame, made: TensorRef, count: int) -> PickedToken | None:
+    """Return the one token that a tensor of `count` tokens is, if a number or an iteration picked it; None for another one."""
+    for maker in frame.find_makers(made) if count == 1 else []:
+        given, x = find_alive(frame, maker.given[0]) if maker.given and maker.along is not None else None, made()
+        if given is None or x is None or maker.along is None or strip_affixes(maker.name) not in PICKS:
+            continue
+        axis, shape = maker.along
+        start, left = divmod(int(x.storage_offset()) - int(given.storage_offset()), max(given.stride(axis), 1))
+        is_same = given.shape == shape and given.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+        if is_same and not left and shape[axis] > 1 and 0 <= start < shape[axis]:
+            return PickedToken(given.narrow(axis, start, 1), axis - len(shape))
+    return None
 
 
 def is_part_of_tokens(frame: ModuleFrame, x: Tensor, made: TensorRef, count: int) -> bool:

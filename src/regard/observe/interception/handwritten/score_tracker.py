@@ -1,5 +1,6 @@
 """The start of following: scores of pairs of tokens, and the weights that a softmax or another function makes of scores."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from regard.observe.interception.handwritten.edge_softmax import scores_neighbor
 from regard.observe.interception.handwritten.entry_products import Factors
 from regard.observe.interception.handwritten.entry_sources import add_sink
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct
+from regard.observe.interception.handwritten.picked_factors import find_factors
 from regard.observe.interception.handwritten.query_axes import share_keys
 from regard.observe.interception.handwritten.score_form import StepKind, start_form
 from regard.observe.interception.handwritten.traces import PickedKeys, Traced, TraceKind, Traces, join_roots
@@ -62,12 +64,22 @@ class ScoreTracker(Traces):
         known: dict[str, Any] = {"function": function, "is_by_channel": is_by_channel, "dims": dims, "changes": (made,)}
         self.start(y, TraceKind.WEIGHTS, pairs=True, **known)
 
-    def follow_features(self, frames: list[ModuleFrame], x: Tensor, y: Tensor) -> None:
-        """Follow y as scores if it is x, features of pairs of tokens, summed over the features."""
+    def follow_features(
+        self,
+        frames: list[ModuleFrame],
+        x: Tensor,
+        y: Tensor,
+        label: Callable[[LabelledProduct], LabelledProduct | None] = lambda _: None,
+    ) -> None:
+        """Follow y as scores if it is x, features of pairs of tokens, summed over the features.
+
+        label(product) is the product that y is of two tensors, if x is their product entry by entry.
+        """
         over_last = y.shape == x.shape[:-1] or y.shape == (*x.shape[:-1], 1)
         pair = find_pair(frames[-1], x, over_last)
         if pair is not None:
-            self.start_scores(frames, y, pair)
+            product = find_factors(frames[-1], x)
+            self.start_scores(frames, y, pair, None if product is None else label(product))
         elif y.shape[-2:] == x.shape[-2:]:
             self.follow_copies(frames[-1], x, y)
 

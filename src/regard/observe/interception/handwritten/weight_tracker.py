@@ -12,6 +12,7 @@ from regard.observe.interception.handwritten.edge_call import find_edge_sum
 from regard.observe.interception.handwritten.entry_sources import drop_repeats, restore_keys
 from regard.observe.interception.handwritten.handwritten_call import OVERWRITTEN, HandwrittenCall
 from regard.observe.interception.handwritten.key_blocks import KeyBlocks
+from regard.observe.interception.handwritten.key_sums import KeySums
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct, label_entries, label_sum
 from regard.observe.interception.handwritten.product_roles import is_value, shares_values, sums_tokens
 from regard.observe.interception.handwritten.row_edits import keeps_numbers
@@ -35,12 +36,14 @@ class WeightTracker(ScoreTracker):
         super().__init__()
         self.used = UsedWeights()
         self.blocks = KeyBlocks(self.table)
+        self.key_sums = KeySums()
 
     def clear(self) -> None:
         """Forget all followed tensors."""
         super().clear()
         self.used.clear()
         self.blocks.clear()
+        self.key_sums.clear()
 
     def follow_weighting(
         self, frames: list[ModuleFrame], name: str, tensors: list[Tensor], x: Tensor, trace: Trace, y: Tensor
@@ -62,7 +65,22 @@ class WeightTracker(ScoreTracker):
             factors = (x, values[0]) if len(tensors) == 2 and is_broadcast else None  # else they may be a mask too
             writes = count_writes(factors) - any(y is one for one in factors or ())
             self.follow(y, trace._replace(kind=TraceKind.WEIGHTED, shared=shared, factors=factors, writes=writes), name)
+            if strip_affixes(name) == "addcmul":
+                self.key_sums.add(frames[-1], self.find, name, tensors, {}, y)
+            else:
+                self.key_sums.start(frames[-1], self.find, factors, y)
         return bool(values)
+
+    def start_block(self, x: Tensor, y: Tensor, name: str) -> HandwrittenCall | None:
+        """Return the call of exponentials x with a known formula that were multiplied with values to y, as of one key."""
+        trace, weighted = self.find(x), self.find(y)
+        if trace is None or trace.form is None or trace.extent or not trace.pairs:
+            return None
+        if weighted is None or weighted.factors is None or any(one is y for one in weighted.factors):
+            return None
+        product = label_entries(*weighted.factors)
+        steps = f"{trace.function} and {strip_affixes(name)}"
+        return HandwrittenCall(steps, trace, x, product, product.find_place(x), may_be_block=True)
 
     def follow_other(
         self,
@@ -127,7 +145,9 @@ class WeightTracker(ScoreTracker):
         y = results[0]
         if role is Role.SUM:
             along = trace.shared and (not trace.extent or x.numel() == trace.extent * y.numel())
-            if (trace.pairs or along) and (y.numel() < x.numel() or strip_affixes(name) not in ("sum", "mean")):
+            sums_keys = y.numel() < x.numel() or (trace.extent == 1 and trace.pairs)  # or the value of a single key
+            if (trace.pairs or along) and (sums_keys or strip_affixes(name) not in ("sum", "mean")):
+                self.blocks.forget(x)
                 product = None if trace.factors is None else label_sum(label_entries(*trace.factors), name, args, kwargs)
                 call = self.complete_call(trace, x if trace.factors is None else trace.factors[0], product, "mul", name)
                 if trace.factors is not None and count_writes(trace.factors) != trace.writes:
@@ -148,6 +168,7 @@ class WeightTracker(ScoreTracker):
         trace_of_weights = None if trace.factors is None else self.find(x)
         trace = trace if trace_of_weights is None else trace_of_weights._replace(function=trace.function)
         self.drop(x)
+        self.key_sums.finish(x)
         if trace.kind is TraceKind.WEIGHTS:
             self.used.put(x, trace)
         x, trace, product = restore_keys(self.table, *drop_repeats(self.table, x, trace, product))
