@@ -296,6 +296,30 @@ def test_a_loop_in_half_precision_is_told_from_one_that_is_no_softmax(form, coun
     assert {one.reason for one in recording.missed} == (set() if count else {OTHERWISE})
 
 
+@pytest.mark.parametrize(("dtype", "share"), [(torch.bfloat16, 0.04), (torch.float16, 0.005)])  # five roundings
+@pytest.mark.parametrize("gain", [1, 2])
+@pytest.mark.parametrize("size", [1, 2, T])
+@pytest.mark.parametrize("has_sink", [False, True])
+def test_a_sink_that_takes_some_roundings_of_half_precision_from_each_row_is_missed(size, gain, dtype, share, has_sink):
+    torch.set_default_dtype(dtype)
+    torch.manual_seed(0)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        largest, sums, context = torch.full((B, H, T, 1), -1e4), 0, 0
+        for keys, values in zip(k.split(size, 2), v.split(size, 2), strict=True):
+            part = scores(q, keys)
+            new = torch.maximum(largest, part.amax(-1, keepdim=True))
+            weights, decay = torch.exp(part - new), torch.exp(largest - new)
+            sums, context, largest = sums * decay + weights.sum(-1, keepdim=True), context * decay + weights @ values, new
+        return context / (sums * (1 + share * has_sink))
+
+    model = nn.Sequential(Own(attend))
+    model[0].project.weight.data[: 2 * C] *= gain
+    recording, _ = record_and_compare(model, lambda m: m(torch.randn(B, T, C)), missing=has_sink)
+    assert len(recording.calls) == 1 - has_sink
+    assert {one.reason for one in recording.missed} == ({OTHERWISE} if has_sink else set())
+
+
 class OfParts(nn.Module):
     """Attention whose blocks a layer projects one by one, from the last to the first, or whose heads share keys in a loop."""
 

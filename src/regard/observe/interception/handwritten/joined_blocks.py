@@ -135,16 +135,22 @@ def compare_context(call: AttentionCall, rows: QueryRows, start: int, count: int
     eps = max(torch.finfo(x.dtype).eps for x in (q, rows.samples[-1]))
     bound = bound_products(q, k, 1.0 if call.scale is None else call.scale)
     tolerance = eps * (ROUNDINGS + 4 * (count + bound + q.shape[-1])) * size
-    along = torch.full_like(context[..., 0], torch.inf)  # how far x may be in the direction of the context
+    along = torch.full_like(context[..., 0], torch.inf)  # how far a row of x may be in the direction of the context
     if eps > HALF:  # dot products are summed in float32; each score and each sum is rounded, to either side
         sizes = scores.double().abs().masked_fill(weights == 0, 0) + bound * q.shape[-1] ** -0.5
         of_scores, of_sums = (weights * sizes) @ v.abs(), 4 + count**0.5
         tolerance = 2 * eps * (2 * of_sums * size + of_scores)
-        along = eps * (of_sums * context.square().sum(-1) + 4 * (of_scores * context).norm(dim=-1))
+        square = context.square().sum(-1)
+        of_weights = weights * sizes * (context @ v.mT - square.unsqueeze(-1))  # a weight that is off takes from all others
+        merges_by_logarithms = all(one.is_divided for one in rows.blocks)
+        of_logarithms = count**0.5 * scores.double().logsumexp(-1).abs() if merges_by_logarithms else 0
+        along = eps * ((of_sums + of_logarithms) * square + 4 * of_weights.norm(dim=-1))
     for sample in reversed(rows.samples):
         x = sample.double()
         difference = x - context
-        if bool((difference.abs() <= tolerance).all() and ((difference * context).sum(-1).abs() <= along).all()):
+        off = (difference * context).sum(-1)  # of each row, independent of that of the others
+        is_near = bool((off.abs() <= along).all() and off.sum().abs() <= along.norm())
+        if is_near and bool((difference.abs() <= tolerance).all()):
             return 0.0
     for sample in reversed(rows.samples):
         x = sample.double()
