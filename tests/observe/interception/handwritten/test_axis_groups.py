@@ -1,6 +1,7 @@
 """Heads are told from batch rows and windows by what the running modules state."""
 
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 import torch
@@ -116,17 +117,19 @@ class WindowedProjections(nn.Module):
 
 
 @pytest.mark.parametrize(("windows", "short"), [(1, 0), (2, 0), (3, 0), (2, 2), (3, 2)])
-@pytest.mark.parametrize("lead", [(2, 2), (2, 3), (3, 2), (1, 2), (1, 3), (2, 1), (2,), (3,)])
-@pytest.mark.parametrize("is_projected", [False, True])
+@pytest.mark.parametrize(
+    ("lead", "is_projected"),
+    [((), False), *product([(2, 2), (2, 3), (3, 2), (1, 2), (1, 3), (2, 1), (2,), (3,)], [False, True])],
+)
 def test_windows_are_batch_rows_where_numbers_coincide(lead, windows, short, is_projected):
-    heads, t = lead[1] if len(lead) == 2 else 1, windows * WINDOW - short
+    b, heads, t = (*lead, 1, 1)[0], lead[1] if len(lead) == 2 else 1, windows * WINDOW - short
     model = nn.Sequential(WindowedProjections(heads) if is_projected else WindowedArguments()).double()
-    shapes = [(lead[0], t, C)] if is_projected else [(*lead, t, D)] * 3
+    shapes = [(b, t, C)] if is_projected else [(*lead, t, D)] * 3
     given = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
     with torch.no_grad():
         recording, _ = record_and_compare(model, lambda m: m[0](*given))
     part = model[0].attend if is_projected else model[0]
-    expected = part.weights.unflatten(0, (lead[0], heads)).transpose(1, 2).flatten(0, 1)
+    expected = part.weights.unflatten(0, (b, heads)).transpose(1, 2).flatten(0, 1)
     assert recording.map(0).shape == expected.shape
     torch.testing.assert_close(recording.map(0).dense(), expected, rtol=0, atol=EQUAL)
     assert not recording.notes

@@ -100,20 +100,23 @@ class RowSearch:
         return self.find_rows_of_argument(place.dims)
 
     def find_rows_of_argument(self, dims: Dims) -> RowAxes | None:
-        """Return the rows of an argument (b, h, t, d) or (b, t, h, d), or of (b, t, d) that is cut into windows of tokens.
+        """Return the rows of an argument (t, d), (b, h, t, d) or (b, t, h, d), or (b, t, d) that is cut into windows of tokens.
 
         Where heads are stated, the first dimension of three may hold them. None for other arguments.
         """
-        if len(dims) not in (3, 4):
+        if len(dims) not in (2, 3, 4):
             return None
         tokens, others = ({*self.table.expand_axes(axes)} for axes in (self.tokens, self.others))
-        *outer, features = [{*list_split(axes, self.uncut)} for axes in dims]
-        outer = [{*self.table.expand_axes((*axes,))} for axes in outer]
+        *outer, features = [{*self.table.expand_axes(list_split(axes, self.uncut))} for axes in dims]
+        if not (tokens | others).isdisjoint(features):
+            return None
+        if len(dims) == 2:
+            return self.collect([dims[0]]) if outer[0] & others and outer[0] <= tokens | others else None
         places = [n for n, axes in enumerate(outer) if n and tokens & axes]
         if others and not places:
             places = [n for n, axes in enumerate(outer) if n and axes.isdisjoint(others)]  # of which one token was cut out
         rest = [axes for n, axes in enumerate(outer) if n not in places]
-        if len(places) != 1 or not set().union(*rest) <= others or not (tokens | others).isdisjoint(features):
+        if len(places) != 1 or not set().union(*rest) <= others:
             return None
         is_cut = len(dims) == 3 and not outer[1] <= tokens and not find_head_counts()
         return self.collect([dims[0], dims[places[0]]]) if is_cut or len(dims) == 4 else None
