@@ -261,3 +261,94 @@ def test_a_diffusion_transformer_with_random_weights(name):
     torch.testing.assert_close(
         found, join_by_daam([layers[n : n + 2] for n in (0, 2, 4)], -1, 4, (16, 16)), rtol=0, atol=100 * EQUAL
     )
+
+
+class Block(nn.Module):
+    """A residual block of convolutions, as UNets have it."""
+
+    def __init__(self, channels: int, out: int) -> None:
+        super().__init__()
+        self.norm, self.conv = nn.GroupNorm(3, channels), nn.Conv2d(channels, out, 3, padding=1)
+        self.short = nn.Conv2d(channels, out, 1) if channels != out else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.short(x) + self.conv(F.silu(self.norm(x)))
+
+
+class Transformer(nn.Module):
+    """Self-attention of the latents and their cross attention to words, as in diffusers."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm, self.into, self.out = (
+            nn.GroupNorm(3, channels),
+            nn.Conv2d(channels, channels, 1),
+            nn.Linear(channels, channels),
+        )
+        self.attn1, self.attn2 = Attends(channels, channels), Attends(channels, 7)
+
+    def forward(self, x: Tensor, words: Tensor) -> Tensor:
+        b, c, rows, columns = x.shape
+        y = self.into(self.norm(x)).permute(0, 2, 3, 1).reshape(b, rows * columns, c)
+        y = y + self.attn1(y, y)
+        y = self.out(y + self.attn2(y, words))
+        return x + y.reshape(b, rows, columns, c).permute(0, 3, 1, 2).contiguous()
+
+
+class Attends(nn.Module):
+    def __init__(self, channels: int, other: int) -> None:
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(channels, 6), nn.Linear(other, 6), nn.Linear(other, channels)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (3, -1)).transpose(1, 2) for part in (self.q(x), self.k(y), self.v(y)))
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+class SkippingUNet(nn.Module):
+    """Three resolutions down and up, with strided convolutions, nearest or bilinear enlargement, and skip connections."""
+
+    def __init__(self, upsamples_in_module: bool) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.conv_in = nn.Conv2d(4, 6, 3, padding=1)
+        self.down_blocks = nn.ModuleList(
+            nn.ModuleDict({"res": Block(6, 6), "attn": Transformer(6), "down": nn.Conv2d(6, 6, 3, 2, 1)}) for _ in range(3)
+        )
+        self.mid_block = Block(6, 6)
+        self.up_blocks = nn.ModuleList(
+            nn.ModuleDict({"res": Block(15, 6), "attn": Transformer(6), "up": nn.Conv2d(6, 9, 3, padding=1)}) for _ in range(3)
+        )
+        self.enlarge = nn.Upsample(scale_factor=2) if upsamples_in_module else None
+
+    def forward(self, sample: Tensor, words: Tensor) -> Tensor:
+        x, skips = self.conv_in(sample), []
+        for block in self.down_blocks:
+            x = block["attn"](block["res"](x), words)
+            skips.append(x)
+            x = block["down"](x)
+        x = self.mid_block(x)
+        for block in self.up_blocks:
+            x = F.interpolate(x, scale_factor=2.0, mode="bilinear") if self.enlarge is None else self.enlarge(x)
+            x = block["attn"](block["res"](torch.cat([block["up"](x), skips.pop()], 1)), words)
+        return x[:, :4]
+
+
+@pytest.mark.parametrize("upsamples_in_module", [False, True])
+@torch.no_grad()
+def test_the_latents_of_a_unet_have_their_places_as_queries_of_cross_attention_too(upsamples_in_module):
+    model, words = SkippingUNet(upsamples_in_module).double(), torch.randn(2, WORDS, 7, dtype=torch.float64)
+    with record(model) as recording:
+        model(torch.randn(2, 4, 2 * HEIGHT, 2 * WIDTH, dtype=torch.float64), words)
+    sizes = {"down_blocks": [(16, 24), (8, 12), (4, 6)], "up_blocks": [(4, 6), (8, 12), (16, 24)]}
+    assert not recording.missed
+    for part, expected in sizes.items():
+        for n, sides in enumerate(expected):
+            for kind, layer in (("self", "attn1"), ("cross", "attn2")):
+                queries, keys = recording.axis_places(f"{part}.{n}.attn.{layer}", kind)
+                found = [(one.rows, one.columns, one.order, one.start) for one in queries]
+                assert found == [(*sides, None, 0)], (part, n, kind)
+                assert keys == (queries if kind == "self" else [])
+    word_heat_map(recording, 2, (HEIGHT, WIDTH))
+    with pytest.raises(ShapeError, match=r"the 16 x 24 queries of down_blocks\.0\.attn\.attn2 are no picture"):
+        word_heat_map(recording, 2, (2 * WIDTH, 2 * HEIGHT))

@@ -3,7 +3,8 @@ import torch
 
 import regard
 from regard import AudioFrames, ConfigError, OutOfRangeError, PatchGrid, ShapeError
-from regard.observe.places import select_key_places
+from regard.observe.places import select_places
+from regard.show.patch_weights import compute_patch_weights
 
 
 def test_the_patches_are_the_last_tokens_unless_their_start_is_given():
@@ -78,11 +79,11 @@ def test_frames_of_sound_start_one_after_another():
 def test_the_longest_name_of_a_module_counts_and_cross_attention_has_its_own():
     a, b, c = PatchGrid(1, 2), PatchGrid(1, 3), AudioFrames(0.5)
     places = {"": a, "tower": b, "cross": c}
-    assert select_key_places(places, "self", "model.tower.layers.0") == [b]
-    assert select_key_places(places, "self", "model.towers.0") == [a]
-    assert select_key_places(places, "cross", "model.tower.layers.0") == [c]
-    assert select_key_places([a, b], "self", "any") == [a, b]
-    assert select_key_places({"tower": b}, "self", "text.0") == []
+    assert select_places(places, "self", "model.tower.layers.0") == [b]
+    assert select_places(places, "self", "model.towers.0") == [a]
+    assert select_places(places, "cross", "model.tower.layers.0") == [c]
+    assert select_places([a, b], "self", "any") == [a, b]
+    assert select_places({"tower": b}, "self", "text.0") == []
 
 
 def test_places_are_set_by_hand_in_one_line_and_stay_in_a_file(tmp_path):
@@ -103,3 +104,30 @@ def test_places_are_set_by_hand_in_one_line_and_stay_in_a_file(tmp_path):
 def test_what_is_no_place_is_refused(places):
     with pytest.raises(ConfigError, match=r"regard\.PatchGrid"):
         regard.Recording().places = places
+
+
+def test_a_grid_of_queries_alone_is_that_of_the_latents_that_look_at_words(tmp_path):
+    latents = PatchGrid(2, 3, 0, has_keys=False)
+    with torch.no_grad(), regard.record(model := LatentsAndWords()) as recording:
+        model(torch.randn(1, 6, 4), torch.randn(1, 5, 4))
+    recording.places = {"cross": latents}
+    recording.save(tmp_path / "one.reg")
+    for one in (recording, regard.load(tmp_path / "one.reg")):
+        assert one.axis_places(0, "cross") == ([latents], [])
+    with pytest.raises(ConfigError, match="known as patches"):
+        compute_patch_weights(recording, 0, kind="cross")
+    with pytest.raises(ConfigError, match="no layer|none are"):
+        regard.page(recording, tmp_path / "page.html", image=torch.rand(1, 3, 8, 12))
+    with pytest.raises(ConfigError, match="of queries or of keys"):
+        PatchGrid(2, 3, has_queries=False, has_keys=False)
+
+
+class LatentsAndWords(torch.nn.Module):
+    """Cross attention of latents to words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attend = torch.nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def forward(self, latents, words):
+        return self.attend(latents, words, words)[0]

@@ -200,7 +200,7 @@ CALLS = [
             "start": without(COUNT, "none"),
             "order": without(SCALARS, "none") | wrong.FRACTIONS | constant(a_number=3, twice=[0, 1, 2, 3, 4, 4]),
             "names": without(SCALARS, "an empty list", "a list", "a list of strings") | constant(a_number=3),
-            "has_queries": SCALARS | constant(a_number=1),
+            **dict.fromkeys(("has_queries", "has_keys"), SCALARS | constant(a_number=1)),
         },
     ),
     method(

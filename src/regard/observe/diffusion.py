@@ -7,6 +7,7 @@ one sequence, as in Stable Diffusion 3 and Flux, it is the part of self-attentio
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -14,13 +15,14 @@ from torch import Tensor
 
 from regard.errors import ConfigError, ShapeError
 from regard.mechanism.arguments import check_count, check_index, check_instance, check_integer, check_sequence
-from regard.observe.places import EMPTY, PatchGrid, Place, select_key_places
+from regard.observe.places import EMPTY, PatchGrid, Place, select_places
 from regard.observe.recording import Recording
 from regard.observe.run import Call, Run
 from regard.observe.words import TextPair, split_rows
 
 MIDDLE = "mid_block"  # a component of the paths of the layers that are left out
 LARGEST_SIDE = 2**14  # of a heat map
+Sides = tuple[int, int]  # rows and columns
 
 
 def word_heat_map(recording: Recording, word: int, size: tuple[int, int], row: int = -1) -> Tensor:
@@ -41,8 +43,13 @@ def word_heat_map(recording: Recording, word: int, size: tuple[int, int], row: i
     height, width = (check_count("size", one, most=LARGEST_SIDE) for one in size)
     total: dict[str, Tensor] = {}
     word, row = check_integer("word", word), check_integer("row", row)
-    for name, weights in iterate_columns(recording, word, row):
+    sides: dict[str, Sides | None] = {}
+    for one in iterate_calls(recording):
+        name, place = one.call.name, int(one.words[check_index("word", word, len(one.words), "the prompt")])
+        row = check_index("row", row, one.call.map.shape[0], "the batch")
+        weights = one.call.map[row, :, one.pixels, place].double()
         total[name] = weights if name not in total else total[name] + weights
+        sides[name] = one.sides
     if not total:
         raise ConfigError(
             "no cross attention to the words of a prompt was recorded: record the denoiser, e.g. pipeline.unet. Where words "
@@ -51,7 +58,7 @@ def word_heat_map(recording: Recording, word: int, size: tuple[int, int], row: i
         )
     found = torch.zeros(height, width, dtype=torch.float64)
     for name, weights in total.items():
-        pictures = arrange_picture(weights, height, width, name)
+        pictures = arrange_picture(weights, sides[name], height, width, name)
         found += F.interpolate(pictures[None], size=(height, width), mode="bicubic").clamp(min=0)[0].sum(0).cpu()
     return found
 
@@ -63,44 +70,54 @@ def list_prompt_words(recording: Recording, row: int = -1) -> list[str]:
         return []
     rows = split_rows(tokens)
     found = rows[row] if len(rows) > 1 else rows[0]
-    for call, _, words in iterate_calls(recording):
-        if len(found) == call.map.shape[3]:
-            return [found[place] for place in words.tolist()]
-        return [*found] if len(found) == len(words) else []
+    for one in iterate_calls(recording):
+        if len(found) == one.call.map.shape[3]:
+            return [found[place] for place in one.words.tolist()]
+        return [*found] if len(found) == len(one.words) else []
     return []
 
 
-def iterate_columns(recording: Recording, word: int, row: int) -> Iterator[tuple[str, Tensor]]:
-    """Yield the name of each layer of each step that attends to words, and the weights (h, q) that its pixels give a word."""
-    for call, pixels, words in iterate_calls(recording):
-        place = int(words[check_index("word", word, len(words), "the prompt")])
-        yield call.name, call.map[check_index("row", row, call.map.shape[0], "the batch"), :, pixels, place].double()
+@dataclass(frozen=True, eq=False)
+class PromptCall:
+    """A call of pixels to words: which of its queries are pixels, row by row, and which of its keys are words.
+
+    sides are the rows and columns of the pixels, None where they are not known.
+    """
+
+    call: Call
+    pixels: Tensor
+    words: Tensor
+    sides: Sides | None
 
 
-def iterate_calls(recording: Recording) -> Iterator[tuple[Call, Tensor, Tensor]]:
-    """Yield each call of pixels to words, which of its queries are the pixels, row by row, and which of its keys the words."""
+def iterate_calls(recording: Recording) -> Iterator[PromptCall]:
+    """Yield each call by which pixels attend to words."""
     kind = "cross" if any(run.layers("cross") for run in recording.runs) else "self"
     for run in recording.runs:
         check_single_calls(run, kind)
         for call in run.softmax_calls:
-            if call.kind != kind or MIDDLE in call.name:
-                continue
-            queries, keys = call.map.shape[2:]
-            pixels, words = torch.arange(queries), torch.arange(keys)
-            if kind == "self":
-                pixels, words = split_sequence(select_key_places(recording.places, kind, call.name), queries, keys)
-            if len(words):
-                yield call, pixels, words
+            if call.kind == kind and MIDDLE not in call.name:
+                found = read_call(call, select_places(recording.places, kind, call.name))
+                if len(found.words):
+                    yield found
 
 
-def split_sequence(places: Sequence[Place], queries: int, keys: int) -> tuple[Tensor, Tensor]:
-    """Return which tokens are the patches of an image, row by row, and which are words; none without a grid."""
-    none = torch.arange(0)
+def read_call(call: Call, places: Sequence[Place]) -> PromptCall:
+    """Return which tokens of a call are pixels and words; no words where these are one sequence without a grid."""
+    queries, keys = call.map.shape[2:]
     grid = places[0] if len(places) == 1 else None
-    if not isinstance(grid, PatchGrid) or grid.windows > 1 or not grid.has_queries or queries != keys:
-        return none, none
-    patches = grid.locate_tokens(keys)[0]
-    return patches.argsort(stable=True)[(patches == EMPTY).sum() :], (patches == EMPTY).nonzero()[:, 0]
+    is_plain = isinstance(grid, PatchGrid) and grid.windows == 1
+    if call.kind == "cross":
+        is_known = is_plain and not grid.has_keys and grid.length == queries  # type: ignore[union-attr]
+    else:
+        is_known = is_plain and grid.has_queries and grid.has_keys and queries == keys  # type: ignore[union-attr]
+    if not is_known:
+        return PromptCall(call, torch.arange(queries), torch.arange(keys if call.kind == "cross" else 0), None)
+    assert isinstance(grid, PatchGrid)
+    patches = grid.locate_tokens(queries)[0]
+    pixels = patches.argsort(stable=True)[(patches == EMPTY).sum() :]
+    words = torch.arange(keys) if call.kind == "cross" else (patches == EMPTY).nonzero()[:, 0]
+    return PromptCall(call, pixels, words, (grid.rows, grid.columns))
 
 
 def check_single_calls(run: Run, kind: str) -> None:
@@ -113,10 +130,11 @@ def check_single_calls(run: Run, kind: str) -> None:
             )
 
 
-def arrange_picture(weights: Tensor, height: int, width: int, name: str) -> Tensor:
+def arrange_picture(weights: Tensor, sides: Sides | None, height: int, width: int, name: str) -> Tensor:
     """Return the weights (h, q) of queries that are a smaller picture of the same proportions, (h, rows, columns)."""
     n = weights.shape[-1]
-    rows = round((n * height / width) ** 0.5)
+    rows = round((n * height / width) ** 0.5) if sides is None else sides[0]
     if not rows or n % rows or abs(n // rows * height - rows * width) > max(height, width):
-        raise ShapeError(f"the {n} queries of {name} are no picture with the proportions of {height} x {width}.")
+        known = f"{n} queries" if sides is None else f"{sides[0]} x {sides[1]} queries"
+        raise ShapeError(f"the {known} of {name} are no picture with the proportions of {height} x {width}.")
     return weights.reshape(-1, rows, n // rows)

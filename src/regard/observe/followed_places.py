@@ -6,19 +6,28 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from regard.observe.interception.position_lattice import FIRST
 from regard.observe.media import Media
-from regard.observe.places import EMPTY, PatchGrid
+from regard.observe.places import CROSS, EMPTY, PatchGrid
 from regard.observe.run import Positions
 
 TOLERANCE = 1e-3  # pixels
 
 
 def find_followed_grids(positions: Mapping[tuple[str, str], Positions], media: Media) -> dict[str, PatchGrid | None]:
-    """Return the grid of each layer whose keys' positions are known, by its path; None if they form none."""
+    """Return the grid of each layer whose keys' positions are known, by its path; None if they form none.
+
+    Of cross attention whose keys have none, it is the grid of its queries, if they form one.
+    """
     found: dict[str, PatchGrid | None] = {}
     fitted: list[tuple[Tensor, PatchGrid | None]] = []  # of layers with other positions
-    for (name, _), (q, k) in positions.items():
-        if k is None or media.size is None:
+    for (name, kind), (q, k) in positions.items():
+        if media.size is None:
+            continue
+        if kind == CROSS and k is None and q is not None and name not in found and q.shape[1] > 1:
+            grid = fit_grid(q, media.images, media.size)
+            found |= {} if grid is None else {name: replace(grid, has_keys=False)}
+        if k is None:
             continue
         known = [grid for other, grid in fitted if torch.equal(other, k)]
         grid = known[0] if known else fit_grid(k, media.images, media.size)
@@ -38,15 +47,15 @@ def fit_grid(positions: Tensor, images: int, size: tuple[int, int]) -> PatchGrid
         return None
     windows = len(positions) // images
     above = torch.arange(images).repeat_interleave(windows)[:, None] * 2 * size[0]
-    positions = torch.where(positions == 0, 0, positions - above)  # in each image, from 1
+    positions = torch.where(positions == 0, 0, positions - above)  # in each image, from FIRST
     positions = positions.view(images, windows, -1)
-    if not torch.equal(positions[:1].expand_as(positions), positions):
+    if float((positions - positions[:1]).abs().max()) > TOLERANCE:  # means of channels at several places are rounded
         return None
     own = positions[0]
     is_patch = own != 0
     if not bool(is_patch.any()):
         return None
-    down, across = (find_lines(line[is_patch] - 1, side) for line, side in ((own.real, size[0]), (own.imag, size[1])))
+    down, across = (find_lines(line[is_patch] - FIRST, side) for line, side in ((own.real, size[0]), (own.imag, size[1])))
     if down is None or across is None:
         return None
     (rows, row), (columns, column) = down, across

@@ -17,7 +17,7 @@ from regard.map.stored_matrix import StoredMatrix
 from regard.observe.followed_places import find_followed_grids
 from regard.observe.image_tower import Sizes, Tower, find_tower
 from regard.observe.media import Media
-from regard.observe.places import CROSS, EMPTY, AudioFrames, PatchGrid, select_key_places
+from regard.observe.places import CROSS, EMPTY, AudioFrames, PatchGrid, select_places
 from regard.observe.run import IMPLICIT, Run
 
 FIRST_NUMBER = re.compile(r"\.\d+(?:\.|$)")
@@ -199,7 +199,7 @@ def shorten_names(found: Found, layers: Mapping[tuple[str, str], Sizes]) -> Foun
     for path, names in groups.items():
         same = all(found[name] == found[names[0]] for name in names)
         short |= {path: found[names[0]]} if same and len(names) > 1 else {name: found[name] for name in names}
-    kept = all(select_key_places(short, kind, name) == select_key_places(found, kind, name) for name, kind in layers)
+    kept = all(select_places(short, kind, name) == select_places(found, kind, name) for name, kind in layers)
     return short if kept else found
 
 

@@ -26,8 +26,8 @@ class PatchGrid:
     The patches are the tokens from number `start` on, row by row; by default the last tokens of the axis, after at most 16
     others, such as a class token and registers. `order` states another order: the patch of each token, row * columns + column,
     or -1 for padding; of windows that are batch rows of the map, one such list each. `names` are those of the tokens before the
-    patches. Without has_queries the queries of self-attention are other tokens, as where keys are pooled. Raises ConfigError if
-    they do not fit together.
+    patches. Without has_queries the queries of self-attention are other tokens, as where keys are pooled; without has_keys the
+    grid is of the queries alone, as of cross attention to the words of a prompt. Raises ConfigError if these do not fit.
     """
 
     rows: int
@@ -36,12 +36,15 @@ class PatchGrid:
     order: tuple[tuple[int, ...], ...] | None = None
     names: tuple[str, ...] = ()
     has_queries: bool = field(default=True, kw_only=True)
+    has_keys: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
         check_sides(self.rows, self.columns)
         if self.start is not None:
             check_count("start", self.start, 0, alternative=", or None for the patches at the end of the axis")
         check_flag("has_queries", self.has_queries)
+        if not check_flag("has_keys", self.has_keys) and not self.has_queries:
+            raise ConfigError("a grid must be of queries or of keys: leave out has_queries=False or has_keys=False.")
         object.__setattr__(self, "names", tuple(map(str, check_sequence("names", self.names))))
         if self.order is not None:
             object.__setattr__(self, "order", check_order(self.order, self.rows * self.columns))
@@ -202,8 +205,8 @@ def list_places(places: Places | None) -> list[Place]:
     return [] if places is None else [places]  # type: ignore[list-item]
 
 
-def select_key_places(places: Places | None, kind: str, name: str) -> list[Place]:
-    """Return the places of the keys of a layer, by its kind and its module's path: several for several images.
+def select_places(places: Places | None, kind: str, name: str) -> list[Place]:
+    """Return the places of a layer, by its kind and its module's path: several for several images.
 
     Of a mapping, the longest name counts that is a part of the module's path; for cross attention its whole path, or "cross".
     """

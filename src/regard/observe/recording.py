@@ -23,7 +23,7 @@ from regard.observe import safetensors_file
 from regard.observe.attribution import Attribution, attribute
 from regard.observe.implicit_history import ImplicitCall
 from regard.observe.interception.attention_call import MissedCall
-from regard.observe.places import CROSS, Place, Places, check_places, select_key_places
+from regard.observe.places import CROSS, Place, Places, check_places, select_places
 from regard.observe.run import Call, Run, find_module_path, join_names
 from regard.observe.serialize import find_version, serialize_recording
 from regard.observe.words import TextPair, Words, place_sequence_words, select_axis_words
@@ -134,15 +134,18 @@ class Recording(HtmlRepr):
     def axis_places(self, layer: int | str, kind: str = "self", part: str | None = None) -> tuple[list[Place], list[Place]]:
         """Return the places of the queries and of the keys of a layer of the last run: several for several images, or none.
 
-        The queries of cross attention are of another text, and have none; nor have those of a grid without has_queries.
+        The queries of cross attention are of another text, and have none unless a grid is of them alone, without has_keys; nor
+        have those of a grid without has_queries.
         """
         name = self.last.find_visit(layer, kind, part)[0]
         path = find_module_path(name)
-        keys = select_key_places(self.places, kind, path)
-        if path != name and len(keys) > 1:  # which of the images a call reads is not known
-            keys = []
+        found = select_places(self.places, kind, path)
+        if path != name and len(found) > 1:  # which of the images a call reads is not known
+            found = []
+        keys = [one for one in found if getattr(one, "has_keys", True)]
         has_queries = kind != CROSS and all(getattr(one, "has_queries", True) for one in keys)
-        return keys if has_queries else [], keys
+        queries = [one for one in found if not getattr(one, "has_keys", True)]
+        return queries or (keys if has_queries else []), keys
 
     def save(self, path: str | Path) -> None:
         """Write the recording to one file, atomically; regard.load reads it back, exact to the bit."""

@@ -52,7 +52,7 @@ def find_patch_layers(recording: Recording, kind: str, part: str | None, image: 
 
 def require_patches(recording: Recording) -> None:
     """Raise ConfigError if the keys of no layer, of any kind and part, are known as patches of an image."""
-    if not any(isinstance(one, PatchGrid) for one in list_places(recording.places)):
+    if not any(isinstance(one, PatchGrid) and one.has_keys for one in list_places(recording.places)):
         raise ConfigError(f"an image is shown where tokens are known as its patches, and none are. {HINT}")
 
 

@@ -1,13 +1,13 @@
 """Positions of pixels: where in the images the entries of each tensor of a forward come from.
 
-A position is a complex number, row + column * i, counted from 1; the images of a batch lie below each other, with as many rows
-between them. 0 is none. Functions that move entries are repeated on positions, layers that sum over entries take the mean, and
+A position is a complex number, row + column * i, counted from FIRST; the images of a batch lie below each other, with as many
+rows between them. 0 is none. Functions that move entries are repeated on positions, layers that sum over entries take the mean, and
 what attention writes for a query stays at its position.
 """
 
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -22,6 +22,15 @@ from regard.observe.interception.handwritten.entry_sources import FRACTION
 from regard.observe.interception.handwritten.moved_entries import is_replayed, replay_function
 from regard.observe.interception.handwritten.score_form import CHOOSES_BY_VALUE, MOVERS, VIEWS
 from regard.observe.interception.position_cache import PositionCache, describe_arguments
+from regard.observe.interception.position_lattice import (
+    CPU,
+    FIRST,
+    READERS,
+    SAME_POSITION,
+    average,
+    scale_positions,
+    stride_positions,
+)
 from regard.observe.interception.provenance import FRESH, PLAIN, find_tensors, is_in_place, list_entries
 from regard.observe.interception.strided_views import Layout, view_by_strides
 
@@ -31,10 +40,8 @@ REDUCES = {"mean", "sum", "amax", "amin", "max"}  # over dimensions that are giv
 MIXING = {Role.PRODUCT, Role.DISTANCE, Role.SUM, Role.CONVOLUTION, Role.ONE_HOT, Role.SOFTMAX, Role.LOG_SOFTMAX}
 REORDERS = re.compile("scatter|sort|cum|fft|linalg|sample|shuffle")  # functions of one shape that are not of each entry
 STRIDED = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)
-SAME_POSITION = 1e-6  # pixels
 
 Known = dict[int, tuple[Tensor, Tensor]]  # tensors and their positions, by the id of the tensor
-CPU = torch.device("cpu")  # where positions are, so that no other device waits
 EXACT = 2**20  # numbers below are exact with a fraction in float32
 
 
@@ -65,8 +72,8 @@ class PixelPositions:
         if pixels.shape[:-3].numel() * rows * columns > MAX_PIXELS:
             return
         images = torch.arange(pixels.shape[:-3].numel(), device=CPU).view(*pixels.shape[:-3], 1, 1, 1)
-        down = 1 + torch.arange(rows, device=CPU)[:, None] + images * 2 * rows
-        across = 1 + torch.arange(columns, device=CPU).expand(rows, columns)
+        down = FIRST + torch.arange(rows, device=CPU)[:, None] + images * 2 * rows
+        across = FIRST + torch.arange(columns, device=CPU).expand(rows, columns)
         self.put(pixels, torch.complex(*(x.double() for x in torch.broadcast_tensors(down, across))))
 
     def has(self, x: Tensor) -> bool:
@@ -150,8 +157,10 @@ class PixelPositions:
             return nothing
         if first is not None and core in ("linear", "matmul") and len(args) > 1 and id(args[1]) not in known:
             return [average(first[1], -1, True)] if args[1].dim() == 2 else nothing
+        if first is not None and core == "interpolate" and not kwargs.get("align_corners"):
+            return [scale_positions(*first, results[0])]
         if first is not None and core in READERS:
-            return [self.stride_positions(*first, results[0], *READERS[core](*args, **kwargs))]
+            return [stride_positions(*first, results[0], *READERS[core](*args, **kwargs))]
         if role in MIXING or core in MOVERS | CHOOSES_BY_VALUE | FRESH or REORDERS.search(core) or len(results) > 1:
             return nothing
         same = [positions for x, positions in known.values() if x.shape == results[0].shape]
@@ -166,37 +175,11 @@ class PixelPositions:
             self.put(y, average(positions, -1, True))
         elif isinstance(module, STRIDED) and x.dim() == 4:
             shape = (module.kernel_size, module.stride, module.padding, getattr(module, "dilation", 1))
-            self.put(y, self.stride_positions(x, positions, y, *shape))
+            self.put(y, stride_positions(x, positions, y, *shape))
+        elif isinstance(module, nn.Upsample) and not module.align_corners:
+            self.put(y, scale_positions(x, positions, y))
         elif x.shape == y.shape:
             self.put(y, positions)
-
-    @staticmethod
-    def stride_positions(
-        x: Tensor, positions: Tensor, y: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any
-    ) -> Tensor | None:
-        """Return the positions of what a kernel makes of x (b, c, rows, columns): of its center, on a regular lattice."""
-        positions = average(positions, 1, True)
-        steps = make_pair(stride)
-        if y.shape[2:] == x.shape[2:] and steps == (1, 1):
-            return positions
-        if isinstance(padding, str):
-            padding = 0 if padding == "valid" else None
-        if x.dim() != 4 or padding is None:
-            return None
-        positions = positions.expand(-1, -1, *x.shape[2:])
-        start = positions[..., :1, :1]
-        down, across = (one - start if one.numel() else 0 * start for one in (positions[..., 1:2, :1], positions[..., :1, 1:2]))
-        lattice = start + sum_steps(down, across, *(torch.arange(n, device=CPU) for n in x.shape[2:]))
-        if not bool(((positions == 0) | ((positions - lattice).abs() < SAME_POSITION)).all()):
-            return None
-        zipped = zip(y.shape[2:], steps, make_pair(padding), make_pair(kernel), make_pair(dilation), strict=True)
-        firsts, centers = [], []
-        for (n, step, pad, side, dilated), size in zip(zipped, x.shape[2:], strict=True):
-            first = torch.arange(n, device=CPU) * step - pad
-            firsts.append(first.clamp(0, size - 1))
-            centers.append(first + dilated * (side - 1) / 2)
-        is_inside = positions[..., firsts[0], :][..., firsts[1]] != 0
-        return (start + sum_steps(down, across, *centers)) * is_inside
 
     def find_tokens(self, x: Tensor) -> Tensor | None:
         """Return the positions (b, t) of the tokens of queries or keys (b, h, t, d); None if they are not one for each."""
@@ -328,14 +311,6 @@ def copy_to_cpu(x: Tensor) -> Tensor:
     return torch.full((), torch.nan, device=CPU).expand(x.shape) if x.is_floating_point() else x.to(CPU)
 
 
-def average(positions: Tensor, dims: int | Sequence[int], keeps: bool) -> Tensor:
-    """Return the mean of positions over dimensions, 0 where one of them is."""
-    dims = (dims,) if isinstance(dims, int) else tuple(dims)
-    if keeps and all(positions.shape[dim] == 1 for dim in dims):
-        return positions
-    return positions.mean(dims, keepdim=keeps) * (positions != 0).all(dims, keepdim=keeps)
-
-
 def join_positions(found: list[Tensor]) -> Tensor | None:
     """Return the mean of the positions of tensors of one shape; None without tensors, or if some are of other patches.
 
@@ -358,42 +333,3 @@ def find_spacing(positions: Tensor) -> float:
     steps = [positions.narrow(dim, 1, 1) - positions.narrow(dim, 0, 1) for dim, n in enumerate(positions.shape) if n > 1]
     distances = torch.cat([step[step != 0].abs().flatten() for step in steps]) if steps else positions.real.flatten()[:0]
     return float(distances.min()) if distances.numel() else 0.0
-
-
-def sum_steps(down: Tensor, across: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Return the distances (..., rows, columns) from the first position of a lattice."""
-    return rows[:, None] * down + columns * across
-
-
-def make_pair(value: Any) -> tuple[int, int]:
-    """Return a number for each of two axes."""
-    one, other = (value, value) if isinstance(value, int) else (*value, *value)[:2]
-    return one, other
-
-
-def read_convolution(
-    input: Tensor, weight: Tensor, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: Any = 1
-) -> tuple[Any, Any, Any, Any]:
-    """Return the kernel, stride, padding and dilation of a call of conv2d."""
-    return tuple(weight.shape[2:]), stride, padding, dilation
-
-
-def read_max_pool(
-    input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, *_: Any, **__: Any
-) -> tuple[Any, Any, Any, Any]:
-    """Return the kernel, stride, padding and dilation of a call of max_pool2d."""
-    return kernel_size, stride or kernel_size, padding, dilation
-
-
-def read_mean_pool(
-    input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, *_: Any, **__: Any
-) -> tuple[Any, Any, Any, Any]:
-    """Return the kernel, stride, padding and dilation of a call of avg_pool2d."""
-    return kernel_size, stride or kernel_size, padding, 1
-
-
-READERS: dict[str, Callable[..., tuple[Any, Any, Any, Any]]] = {
-    "conv2d": read_convolution,
-    "max_pool2d": read_max_pool,
-    "avg_pool2d": read_mean_pool,
-}
