@@ -201,6 +201,15 @@ def test_a_shard_that_was_altered_is_refused(place, tmp_path, byte):
     assert read_results(place / f"altered {byte}") == read_results(place / "whole")
 
 
+@pytest.mark.parametrize("name", ["new", "several/new", "there"])
+def test_texts_without_a_document_leave_nothing_behind(place, tmp_path, name):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "notes.txt").write_text("mine")
+    with pytest.raises(DataError, match="no document of 32 tokens or more"):
+        regard.atlas(regard.GPT2.load(place / "model"), ["the cat sat"], tmp_path / name, **SETTINGS)
+    assert sorted(one.name for one in tmp_path.rglob("*")) == ["notes.txt", "there"]
+
+
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", 200_000 * b"[", b"\xff", b'{"model": 1}'])
 def test_a_plan_that_is_none_is_refused(tmp_path, data):
     (tmp_path / "atlas.json").write_bytes(data)
@@ -219,7 +228,7 @@ def test_a_missing_shard_is_named(place):
 def test_what_cannot_be_read_is_refused_before_anything_is_computed(place):
     with pytest.raises(DataError, match="no document of 32 tokens or more"):
         regard.atlas(regard.GPT2.load(place / "model"), ["the cat sat"], place / "short", **SETTINGS)
-    assert not (place / "short" / "atlas.json").exists()
+    assert not (place / "short").exists()
     for settings, sentence in (
         ({"engine": "spark"}, "engine"),
         ({"tokens": 8}, "tokens"),

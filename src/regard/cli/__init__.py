@@ -46,8 +46,13 @@ class HelpFormatter(argparse.HelpFormatter):
                 lines += textwrap.wrap(line, width, subsequent_indent=" " * column) or [""]
         return "\n".join(lines)
 
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if isinstance(action, argparse.BooleanOptionalAction):
+            return f"--[no-]{action.option_strings[0].removeprefix('--')}"  # both on one line are wider than a narrow screen
+        return super()._format_action_invocation(action)
+
     def _format_usage(self, *parts: "Any") -> str:
-        usage = super()._format_usage(*parts)
+        usage = re.sub(r"--([\w-]+) \| --no-\1", r"--[no-]\1", super()._format_usage(*parts))
         if all(len(line) <= self._width for line in usage.splitlines()):
             return usage
         return re.sub(r"^ +", "  ", usage, flags=re.MULTILINE)  # argparse indents each line below the end of the command's name

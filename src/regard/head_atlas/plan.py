@@ -3,7 +3,8 @@
 import filecmp
 import json
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,11 +102,10 @@ def compute_file_checksum(paths: Iterable[Path]) -> int:
 
 def make_plan(folder: Path, plan: AtlasSettings, source: Source, adapter: ModelAdapter) -> AtlasSettings:
     """Return the plan of a folder, writing it and its documents if there is none. Raises ConfigError if there is another."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{folder} cannot be the folder of an atlas: {error.strerror}.") from None
-    with FileLock(folder / LOCK):
+    created = [place for place in (folder / LOCK, folder, *folder.parents) if not place.exists()]
+    make_folder(folder)
+    with FileLock(folder / LOCK), remove_on_error(folder, created):
+        make_folder(folder)  # again, where a process that held the lock removed it
         if not (folder / PLAN).exists():
             with write_atomically(*(folder / name for name in (*FILES, PLAN))) as places:
                 number = write_plan_documents(places, plan, source, adapter)
@@ -125,6 +125,27 @@ def make_plan(folder: Path, plan: AtlasSettings, source: Source, adapter: ModelA
             )
     (folder / SHARDS).mkdir(exist_ok=True)
     return found
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder of an atlas if there is none. Raises ConfigError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be the folder of an atlas: {error.strerror}.") from None
+
+
+@contextmanager
+def remove_on_error(folder: Path, created: Sequence[Path]) -> Iterator[None]:
+    """Remove the lock and the folders that were created for a plan if an error leaves the context without one."""
+    try:
+        yield
+    except BaseException:
+        if not (folder / PLAN).exists():
+            with suppress(OSError):  # a folder that another process uses is not empty
+                for place in created:
+                    place.rmdir() if place.is_dir() else place.unlink()
+        raise
 
 
 def write_plan_documents(places: Sequence[Path], plan: AtlasSettings, source: Source, adapter: ModelAdapter) -> int:

@@ -280,7 +280,8 @@ def describe_story(adapter: ModelAdapter, recording: Recording, ids: Tensor, wor
         [{"place": near.position, "word": truncate_word(near.word), "weight": near.weight} for near in row]
         for row in list_attended(recording, layers, words, first)
     ]
-    return RecordedText(recording, [], None, ids, looked)
+    note = describe_bytes(words)
+    return RecordedText(recording, [note] if note else [], None, ids, looked)
 
 
 def continue_text(

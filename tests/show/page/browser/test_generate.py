@@ -390,3 +390,25 @@ def test_the_picture_that_is_kept_shows_the_text_and_what_was_looked_at(open_pag
     told = [one.text or "" for one in ElementTree.parse(tmp_path / "generate.svg").iter("{http://www.w3.org/2000/svg}text")]
     assert "".join(told).startswith(TEXT + came(page))
     assert "looked at" in " ".join(told)
+
+
+class LettersInBytes(Letters):
+    """Letters of which some stand for a part of a character, as bytes are in a vocabulary of bytes."""
+
+    def pieces(self, ids):
+        return [piece if piece in "bcd" else "\\xe2\\x82" for piece in super().pieces(ids)]
+
+
+EXPLAINED = "\\xe2\\x82 is a part of a character, in bytes: the model has no token for all of it."
+
+
+@pytest.mark.parametrize("letters", [Letters, LettersInBytes])
+def test_bytes_of_characters_are_explained_below_the_text(open_page, serving, letters):
+    model = make_letter_model(width=22, heads=2, layers=3)
+    model.text = letters(ALPHABET)
+    page = generate_text(open_page(f"{serving(Session(None, adapt_model(model)))}#view=generate"))
+    is_of_bytes = letters is LettersInBytes
+    assert ("\\xe2\\x82" in came(page)) == is_of_bytes
+    assert page.locator(".generate-bytes").inner_text() == (EXPLAINED if is_of_bytes else "")
+    said = page.locator(".told").all_inner_texts()
+    assert ["1 note" in one for one in said] == ([True] if is_of_bytes else [])

@@ -4,6 +4,7 @@ import { el } from "./elements.js";
 import { formatCount } from "./number_format.js";
 
 const UNSEEN = /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Co}\p{Cn}\p{Cs}]/u; // control characters, direction marks and similar
+const BYTES = /(?:\\x[0-9a-f]{2})+|\ufffd/; // what stands for a token that is a part of a character
 const WHOLE = 24; // maximum number of letters of a word that is not broken at the end of a line
 const JOINS = new Set(["\u200c", "\u200d"]); // these shape the letters next to them
 
@@ -57,6 +58,12 @@ export function explainMarks(words) {
   const found = new Set(words.flatMap((word) => splitWord(word).map(([kind]) => kind)));
   const marks = [found.has("space") && "a thin line is a space", found.has("end") && "↵ is a line end", found.has("code") && "a number in a box is a character that cannot be seen"].filter(Boolean);
   return marks.length ? `${marks.join(", ").replace(/^a/, "A")}.` : "";
+}
+
+// Explain the bytes among some words: "" if they have none.
+export function explainBytes(words) {
+  const found = words.map((word) => BYTES.exec(word)?.[0]).find(Boolean);
+  return found ? `${found} is a part of a character, in bytes: the model has no token for all of it.` : "";
 }
 
 // Cut a text before a word, to at most `most` letters.

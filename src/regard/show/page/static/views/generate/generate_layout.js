@@ -3,7 +3,7 @@
 import { formatColor, chooseInk } from "../../drawing/color.js";
 import { formatTokens } from "../../drawing/number_format.js";
 import { el } from "../../drawing/elements.js";
-import { renderTextWord, renderWord } from "../../drawing/words.js";
+import { explainBytes, renderTextWord, renderWord } from "../../drawing/words.js";
 import { createTokenPanel } from "./token_panel.js";
 import { createPromptForm } from "./prompt_form.js";
 
@@ -18,9 +18,11 @@ export function buildLayout(app, { run, stop, pick }) {
   const ask = createPromptForm(app, { run, stop });
   const text = createGeneratedText(pick);
   const word = createTokenPanel();
+  const bytes = el("p", { class: "note generate-bytes" });
+  const explain = (words) => (bytes.textContent ||= explainBytes(words));
   const progress = el("p", { class: "note generate-count", role: "status" });
   const after = el("nav", { class: "generate-after", "aria-label": "The same tokens in other views" });
-  const body = el("div", { class: "generate-body", hidden: true }, el("section", {}, text.element, progress, after), word.element);
+  const body = el("div", { class: "generate-body", hidden: true }, el("section", {}, text.element, bytes, progress, after), word.element);
   const hint = el("p", { class: "note" }, HINT);
   const root = el("div", { class: "generate-page" }, ask.element, hint, body);
 
@@ -35,11 +37,17 @@ export function buildLayout(app, { run, stop, pick }) {
       [hint.hidden, body.hidden, word.element.hidden] = [true, false, true];
       text.begin(beginning);
       after.replaceChildren();
-      progress.textContent = "";
+      [progress.textContent, bytes.textContent] = ["", ""];
     },
     hide: () => ([hint.hidden, body.hidden] = [false, true]),
-    add: text.add,
-    read: text.read,
+    add(line, n) {
+      text.add(line, n);
+      explain([line.word, ...line.likeliest.map((one) => one.word)]);
+    },
+    read(words, count) {
+      text.read(words, count);
+      explain(words);
+    },
     shade: text.shade,
     moved: word.moved,
     count: (n, all) => (progress.textContent = n < all ? `${n} of ${formatTokens(all)}` : `${formatTokens(n)}; the model reads ${n === 1 ? "it" : "them"} once more, to see where it looked.`),
