@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from regard.observe.deserialize import load
     from regard.observe.diffusion import word_heat_map
     from regard.observe.head_classification import heads
-    from regard.observe.interception.observer_op import register_attention
+    from regard.observe.interception.hf_implementation import register_attention
     from regard.observe.intervene import intervene
     from regard.observe.places import AudioFrames, PatchGrid
     from regard.observe.record import record
@@ -92,7 +92,7 @@ LAZY_NAMES = {  # the module of each name, imported when the name is first used:
     "regard.observe.deserialize": ("load",),
     "regard.observe.diffusion": ("word_heat_map",),
     "regard.observe.intervene": ("intervene",),
-    "regard.observe.interception.observer_op": ("register_attention",),
+    "regard.observe.interception.hf_implementation": ("register_attention",),
     "regard.observe.places": ("AudioFrames", "PatchGrid"),
     "regard.observe.record": ("record",),
     "regard.observe.recording": ("Recording",),

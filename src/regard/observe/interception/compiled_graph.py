@@ -86,7 +86,7 @@ def build_arguments(node: fx.Node) -> tuple[Any, ...]:
     """Return the arguments of regard::observe for a node of F.scaled_dot_product_attention, but for its module."""
     arguments = PARAMETERS | dict(zip(PARAMETERS, node.args, strict=False)) | node.kwargs
     q, k, v, mask, *settings = arguments.values()
-    return q, k, v, mask, None, *settings
+    return q, k, v, mask, None, *settings, None, None
 
 
 def find_module_id(node: fx.Node) -> int:

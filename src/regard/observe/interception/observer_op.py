@@ -4,7 +4,6 @@ An op with an effect is neither removed nor moved by torch.compile, and it has n
 same. Without a watcher it does nothing. regard::report stands where compiled code attends in a way that no op can observe.
 """
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 from torch._C import _current_graph_task_id as backward
 from torch._library.effects import EffectType
 
-from regard.errors import ConfigError
 from regard.observe.interception import hf_registry, sdpa
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
 from regard.observe.interception.plain_tensors import disable_modes
@@ -23,9 +21,11 @@ from regard.observe.interception.provenance import ModuleFrame
 from regard.observe.interception.thread_state import STATE, call_next, explain_error, find_name
 
 IMPLEMENTATION = "regard"  # the name in transformers' registry
-ARGUMENTS = "Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? bias, float dropout, bool is_causal, float? scale, bool gqa"
+ARGUMENTS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? bias, float dropout, bool is_causal, float? scale, bool gqa, "
+    "float? softcap, Tensor? sinks"
+)
 KERNEL = "compiled scaled_dot_product_attention"
-SINKS = "attn_implementation='regard' calls F.scaled_dot_product_attention, which has no {}: use attn_implementation='eager'."
 
 
 @dataclass(eq=False)
@@ -81,10 +81,13 @@ def read_call(
     is_causal: bool,
     scale: float | None,
     gqa: bool,
+    softcap: float | None,
+    sinks: Tensor | None,
 ) -> AttentionCall:
-    """Read the call; a position bias (b or 1, h, q, k) is added to the scores, as transformers passes it."""
+    """Read the call; a position bias (b or 1, h, q, k) is added to the scores, as transformers passes it; sinks are (h,)."""
     call, _ = sdpa.read_call(lambda: q, q, k, v, None if bias is not None else mask, dropout, is_causal, scale, gqa)
     call.kernel, call.has_separate_sources = KERNEL, None
+    call.softcap, call.sinks = softcap, sinks
     if bias is not None:
         call.mask, call.offset, call.bias = hf_registry.infer_mask(mask, is_causal, bias, call.q, call.k)
     return call
@@ -104,51 +107,3 @@ def report_to_watchers(kernel: str, reason: str, module: nn.Module | None = None
         name = find_name(watcher, module)
         if name is not None:
             watcher.report_missed(MissedCall(kernel, name, reason))
-
-
-def register_attention() -> None:
-    """Register attn_implementation="regard" with transformers, so that a model is recorded while it is compiled.
-
-    It calls the function of "sdpa" and the op beside it. Call it before the model is loaded or built:
-    AutoModel.from_pretrained(folder, attn_implementation="regard"). Raises ConfigError if transformers is not imported.
-    """
-    modelling, masking = sys.modules.get(hf_registry.MODULE), sys.modules.get("transformers.masking_utils")
-    if modelling is None or masking is None:
-        raise ConfigError("transformers is not imported here: import it before regard.register_attention().")
-    define_ops()
-    modelling.AttentionInterface.register(IMPLEMENTATION, attend_and_observe)
-    masking.AttentionMaskInterface.register(IMPLEMENTATION, masking.AttentionMaskInterface()["sdpa"])
-
-
-def attend_and_observe(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None = None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    is_causal: bool | None = None,
-    position_bias: Tensor | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """Attend as transformers' "sdpa" does, and call the op.
-
-    Raises ConfigError for a softcap and for sinks, which "sdpa" does not have.
-    """
-    for name in ("softcap", "s_aux"):
-        if kwargs.get(name) is not None:
-            raise ConfigError(SINKS.format(name))
-    attend = sys.modules[hf_registry.MODULE].AttentionInterface._global_mapping["sdpa"]
-    settings = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal, "position_bias": position_bias, **kwargs}
-    result: tuple[Tensor, None] = attend(module, query, key, value, attention_mask, **settings)
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    causal = query.shape[2] > 1 and attention_mask is None and causal
-    k, v = (x[:, :, : query.shape[2]] if causal else x for x in (key, value))  # further keys are unwritten slots of a cache
-    bias = None if position_bias is None else position_bias[..., : k.shape[2]].detach()
-    op_settings = dropout, causal, scaling, True, id(module)
-    if torch.compiler.is_compiling():
-        torch.ops.regard.observe(query.detach(), k.detach(), v.detach(), attention_mask, bias, *op_settings)
-    else:  # in code between compiled graphs
-        observe_call(query, k, v, attention_mask, bias, *op_settings)
-    return result
