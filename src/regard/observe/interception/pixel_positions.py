@@ -1,8 +1,8 @@
 """Positions of pixels: where in the images the entries of each tensor of a forward come from.
 
 A position is a complex number, row + column * i, counted from FIRST; the images of a batch lie below each other, with as many
-rows between them. 0 is none. Functions that move entries are repeated on positions, layers that sum over entries take the mean, and
-what attention writes for a query stays at its position.
+rows between them. 0 is none. Functions that move entries are repeated on positions, layers that sum over entries take the
+mean, and what attention writes for a query stays at its position.
 """
 
 import operator

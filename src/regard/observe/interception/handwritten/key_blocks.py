@@ -299,7 +299,7 @@ def find_token(frame: ModuleFrame, made: TensorRef, count: int) -> PickedToken |
     """Return the one token that a tensor of `count` tokens is, if a number or an iteration picked it; None for another one."""
     for maker in frame.find_makers(made) if count == 1 else []:
         given, x = find_alive(frame, maker.given[0]) if maker.given and maker.along is not None else None, made()
-        if given is None or x is None or maker.along is None or strip_affixes(maker.name) not in PICKS:
+        if given is None or x is None or maker.along is None or strip_affixes(maker.name) not in BLOCK_PICKS:
             continue
         axis, shape = maker.along
         start, left = divmod(int(x.storage_offset()) - int(given.storage_offset()), max(given.stride(axis), 1))
