@@ -17,6 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter
 from regard.observe.interception.function_roles import MULTIPLIES, Role, find_activation_name
 from regard.observe.interception.function_wrappers import classify_function, may_be_held
+from regard.observe.interception.handwritten.channel_recurrence import read_channel_loop, read_channel_scan
 from regard.observe.interception.handwritten.detection import HandwrittenTracker
 from regard.observe.interception.handwritten.handwritten_call import UNFOLLOWED, HandwrittenCall
 from regard.observe.interception.handwritten.handwritten_call import read_call as read_handwritten_call
@@ -30,7 +31,7 @@ from regard.observe.interception.handwritten.unread_recurrences import MEMORY, f
 from regard.observe.interception.handwritten.weight_steps import WeightSteps
 from regard.observe.interception.layer_steps import LayerStep
 from regard.observe.interception.pixel_positions import PixelPositions
-from regard.observe.interception.plain_tensors import disable_modes
+from regard.observe.interception.plain_tensors import UnreadableError, disable_modes
 from regard.observe.interception.provenance import PARAMETRIZES, ModuleFrame, is_readable, list_tensors_by_place
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.repeated_layers import RepeatedLayers
@@ -155,7 +156,7 @@ class AttentionFunctionMode(TorchFunctionMode):
         handwritten_call, found = None, len(self.tracker.linear.found)
         if self.undivided.notes:
             self.follow_undivided(func, name, args, kwargs, outputs)
-        if wrapper is None and (self.loops.traces or may_start_loop(role, name)):
+        if wrapper is None and (self.loops.traces or self.loops.pairs or may_start_loop(role, name)):
             self.follow_loops(frames, func, name, role, args, kwargs, outputs)
         if self.tracker.linear.found:
             self.follow_linear(func, name, args, kwargs, outputs)
@@ -290,11 +291,26 @@ class AttentionFunctionMode(TorchFunctionMode):
                 if watchers and writes_to_memory(frame, frame.list_operations(), tokens):
                     reason, length = MEMORY, tokens.size
                     break
+            loops, scans = self.loops.take_channel_loops(frame), self.loops.take_channel_scans(frame)
+            reads = [*(partial(read_channel_loop, one) for one in loops), *(partial(read_channel_scan, one) for one in scans)]
+            are_read = [self.read_channels(one) for one in reads] if reason else []
+            if any(are_read):
+                return
             STATE.effects += bool(reason)
             for watcher in watchers if reason else []:
                 watcher.handle_token_mixer(frame.module, reason, length)
         except Exception as error:
             report_missed("by hand: loop or scan", UNSEARCHED.format(explain_error(error)))
+
+    def read_channels(self, read: Callable[[], tuple[RecurrenceCall, CallAdapter]]) -> bool:
+        """Pass a loop or a scan over vectors to the watchers; return whether it can be read."""
+        try:
+            with disable_modes():
+                found = read()
+        except UnreadableError:
+            return False
+        dispatch_call(found[0].kernel, lambda: None, lambda: found)
+        return True
 
     def report_undivided(self) -> None:
         """Report each call whose context was not divided by the sums of its weights, as its map is."""

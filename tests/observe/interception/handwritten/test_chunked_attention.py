@@ -133,6 +133,12 @@ def test_chunks_with_too_few_outputs_for_their_decays_are_missed():
     assert [one.reason for one in recording.missed] == [CARRIED.format(FEW)]
 
 
+def test_heads_are_not_taken_for_chunks_of_which_none_reads_an_earlier_one():
+    """The last chunk of this loop is a single token, so that the others are not all tokens; heads times chunks may be."""
+    recording, _ = record_and_compare(ChunkLayer(gate_in_a_loop, 3, 3, 3), lambda m: m(torch.randn(1, 9, 6)), missing=True)
+    assert not recording.calls
+
+
 class Two(nn.Module):
     """A layer with two mixtures in chunks, of which the second reads what the first makes."""
 

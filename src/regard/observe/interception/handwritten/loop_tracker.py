@@ -14,28 +14,39 @@ from torch import Tensor
 
 from regard.observe.interception.function_roles import Role, strip_affixes
 from regard.observe.interception.handwritten.ancestor_search import ZEROS
+from regard.observe.interception.handwritten.channel_scans import ChannelScans
 from regard.observe.interception.handwritten.outer_products import OUTER, can_view, expand_value, is_outer_product
 from regard.observe.interception.handwritten.score_form import COPIES, PERMUTES, VIEWS, follow_dims, is_view_index
-from regard.observe.interception.handwritten.state_loop import LeftState, Product, ReadTrace, State, StateLoop, Trace
-from regard.observe.interception.handwritten.state_reads import StateReads
+from regard.observe.interception.handwritten.state_loop import (
+    Channels,
+    LeftState,
+    Product,
+    ReadTrace,
+    RunningSum,
+    State,
+    StateLoop,
+    Trace,
+)
 from regard.observe.interception.handwritten.state_writes import is_zero
 from regard.observe.interception.handwritten.traces import is_followable
 from regard.observe.interception.handwritten.undivided_contexts import PARTS
-from regard.observe.interception.lookups import JOINS_PARTS
+from regard.observe.interception.lookups import JOINS_PARTS, RUNNING
 from regard.observe.interception.provenance import ModuleFrame, find_tensors, has_own_data, list_objects
 
 LAYOUTS = VIEWS | PERMUTES | COPIES | PARTS | {"expand", "expand_as", "broadcast_to"}
 RESHAPES = VIEWS - {"squeeze", "unsqueeze"}
 
 
-class LoopTracker(StateReads):
+class LoopTracker(ChannelScans):
     """The loops of one forward, followed from operation to operation."""
 
     def may_follow(self, role: Role | None, name: str, args: Any, kwargs: Any, y: Any) -> bool:
         """Return False only if a function neither has a followed argument nor makes zeros or an outer product: quick."""
         if name in ZEROS or is_outer_product(role, name, args, y) or (role is Role.MULTIPLY and is_zero(args[-1])):
             return True
-        if self.may_read_scan(role, args):
+        if self.pairs or name in RUNNING or self.may_be_added(role, y):
+            return True
+        if self.may_read_scan(role, args) or self.may_start_rounds(role, args):
             return True
         return bool(self.traces) and not self.traces.keys().isdisjoint(map(id, list_objects(args, kwargs)))
 
@@ -46,8 +57,13 @@ class LoopTracker(StateReads):
         if torch._C._functorch.peek_interpreter_stack() is not None:
             return
         core = name if name in PERMUTES else strip_affixes(name)
+        if self.pairs and isinstance(result, Tensor):
+            self.find_states(frames, [result])
+        if self.may_start_rounds(role, args):
+            self.start_rounds(frames, args, core)
         if core in JOINS_PARTS:
             self.follow_joined(core, args, kwargs, result)
+            self.join_channels(frames, core, args, kwargs, result)
             return
         tensors = find_tensors(args, kwargs)
         if self.may_read_scan(role, tensors):
@@ -56,7 +72,11 @@ class LoopTracker(StateReads):
         if any(x is result for x in tensors):
             self.drop(result)
         if core in ("setitem", "copy"):
-            self.follow_written(args, traces)
+            self.follow_written(frames, args, traces)
+        elif any(isinstance(trace, Channels) for trace in traces.values()):
+            self.follow_channels(frames, name, core, args, kwargs, traces, result)
+        elif core in RUNNING or any(isinstance(trace, RunningSum) for trace in traces.values()):
+            self.follow_running(frames, name, core, args, kwargs, traces, result)
         elif core in LAYOUTS:
             trace = traces.get(id(args[0])) if args else None
             if trace is not None and not (name.endswith("_") and not name.endswith("__")):
@@ -68,6 +88,8 @@ class LoopTracker(StateReads):
                 self.start(result, StateLoop())
         elif role is Role.MULTIPLY:
             self.follow_multiplication(frames, name, core, args, kwargs, traces, result)
+            if self.may_be_added(role, result) and id(result) not in self.traces:
+                self.follow_factors(name, core, args, kwargs, traces, result)
         elif role is Role.ADD:
             self.follow_addition(frames, name, core, args, kwargs, traces, result)
         elif role is Role.PRODUCT or core in OUTER:
@@ -90,7 +112,7 @@ class LoopTracker(StateReads):
             dims = follow_dims(self.table, trace.dims, name, func, args, kwargs, args[0], results[0]) if is_whole else None
             if dims is not None:
                 self.put(results[0], trace._replace(dims=dims))
-        else:
+        elif isinstance(trace, Product):
             parts = []
             for one in trace.factors:
                 if core in RESHAPES and not can_view(one, result):
@@ -100,9 +122,11 @@ class LoopTracker(StateReads):
             for y, factors in zip(results, zip(*parts, strict=True), strict=True):
                 self.put(y, trace._replace(factors=factors))
 
-    def follow_written(self, args: Any, traces: dict[int, Trace]) -> None:
+    def follow_written(self, frames: list[ModuleFrame], args: Any, traces: dict[int, Trace]) -> None:
         """Follow a tensor that a state is written into as a whole, as a buffer that holds the state."""
         x, y, trace = args[0], args[-1], traces.get(id(args[-1]))
+        if isinstance(trace, Channels):
+            self.write_channels(frames, args, trace)
         is_whole = len(args) == 2 or is_view_index(args[1])
         if isinstance(trace, State) and is_whole and x.shape == y.shape:
             self.put(x, trace)
@@ -157,4 +181,4 @@ class LoopTracker(StateReads):
 @cache
 def may_start_loop(role: Role | None, name: str) -> bool:
     """Return whether a function of this name may make zeros or an outer product. Cached per name."""
-    return role in (Role.MULTIPLY, Role.PRODUCT) or name in ZEROS or name in OUTER
+    return role in (Role.MULTIPLY, Role.PRODUCT) or name in ZEROS or name in OUTER or name in RUNNING

@@ -2,8 +2,10 @@
 
 import weakref
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from enum import Enum, auto
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from regard.observe.interception.handwritten.tensor_axes import Axes, Dims
@@ -151,4 +153,82 @@ class ReadTrace(NamedTuple):
     place: int
 
 
-Trace = Product | State | ReadTrace
+@dataclass(eq=False)
+class ChannelState:
+    """A state that is a vector of channels: the one before times a factor, plus a product; none is before the first."""
+
+    before: "ChannelState | None"
+    decay: Tensor | None  # None for 1
+    added: tuple[Tensor, ...]
+    shape: torch.Size
+    gates: tuple[Tensor, ...] = ()  # whose product the factor is
+
+
+class Channels(NamedTuple):
+    """A tensor as a state that is a vector, times a factor, None for 1, that is the product of gates."""
+
+    state: ChannelState
+    factor: Tensor | None = None
+    gates: tuple[Tensor, ...] = ()
+
+    def multiply(self, by: Any) -> "Channels":
+        """Return it times a number or a tensor."""
+        gates = self.gates
+        if isinstance(by, Tensor):
+            gates, by = (*gates, by), by.detach()
+        else:
+            by = torch.tensor(float(by), dtype=self.state.added[0].dtype, device=self.state.added[0].device)
+        return Channels(self.state, by if self.factor is None else self.factor * by, gates)
+
+    def reshape(self, shape: torch.Size, after: torch.Size) -> "Channels":
+        """Return it in another shape."""
+        return self if self.factor is None else self._replace(factor=self.factor.expand(shape).reshape(after))
+
+    def add(self, other: "Channels") -> "Channels | None":
+        """Return the sum of both if the state of the other is the same or the next one, else None."""
+        one, by = (torch.ones(()) if x.factor is None else x.factor for x in (self, other))
+        gates, last = (*self.gates, *other.gates), other.state
+        if self.state is last:
+            return Channels(self.state, one + by, gates)
+        if last.before is not self.state:
+            return None
+        decay = one + (by if last.decay is None else by * last.decay)
+        return Channels(ChannelState(self.state, decay, (by, *last.added), last.shape, (*gates, *last.gates)))
+
+    def write(self, added: tuple[Tensor, ...], shape: torch.Size) -> "Channels":
+        """Return the state that a token makes of it by adding a product."""
+        return Channels(ChannelState(self.state, self.factor, added, shape, self.gates))
+
+
+class Factors(NamedTuple):
+    """A tensor of the shape of a state that is a vector, as the product of others, entry by entry."""
+
+    tensors: tuple[Tensor, ...]
+
+
+class SumKind(Enum):
+    """What a running sum over tokens is of: decays, what is written over them, or the logarithms of either."""
+
+    LOGS = auto()
+    DECAYS = auto()
+    LOG_TERMS = auto()
+    TERMS = auto()
+    LOG_SUMS = auto()
+    SUMS = auto()
+
+
+class RunningSum(NamedTuple):
+    """A tensor as running sums, or what goes into them: decays or their logarithms, and what is written or its logarithms.
+
+    sign is -1 if it is, or what is written was multiplied by, one over the running product of decays.
+    """
+
+    kind: SumKind
+    decays: Tensor
+    is_log: bool  # whether decays are logarithms
+    axis: int
+    sign: int = 1
+    written: Tensor | None = None
+
+
+Trace = Product | State | ReadTrace | Channels | Factors | RunningSum

@@ -12,7 +12,17 @@ from regard.observe.interception.handwritten.outer_products import (
     read_factor,
 )
 from regard.observe.interception.handwritten.score_form import PRODUCTS, QUOTIENTS
-from regard.observe.interception.handwritten.state_loop import START, Decay, Product, ReadTrace, State, StateLoop, Trace, Write
+from regard.observe.interception.handwritten.state_loop import (
+    START,
+    Decay,
+    Factors,
+    Product,
+    ReadTrace,
+    State,
+    StateLoop,
+    Trace,
+    Write,
+)
 from regard.observe.interception.handwritten.state_traces import StateTraces
 from regard.observe.interception.provenance import ModuleFrame
 from regard.observe.interception.recurrent.recurrence_call import copy_sample
@@ -80,6 +90,10 @@ class StateWrites(StateTraces):
             self.write(frames, first, second, y)
         elif isinstance(second, State) and isinstance(first, Product):
             self.write(frames, second, first, y)
+        elif isinstance(first, State) and (second is None or isinstance(second, Factors)):
+            self.start_channels(frames, first, args[1], y)
+        elif isinstance(second, State) and (first is None or isinstance(first, Factors)):
+            self.start_channels(frames, second, args[0], y)
         elif not isinstance(first, State | ReadTrace) and not isinstance(second, State | ReadTrace):
             products = [one for one in (first, second) if isinstance(one, Product) and one.is_plain]
             other = next((x for x, one in zip(args, (first, second), strict=True) if one is None), None)
@@ -91,6 +105,9 @@ class StateWrites(StateTraces):
                 self.write(frames, self.start(y, StateLoop()), products[0], y)
             elif len(products) == 1 and is_sure and isinstance(other, Tensor) and other.shape == y.shape:
                 self.write(frames, self.start(y, StateLoop(copy_sample(other))), products[0], y)
+
+    def start_channels(self, frames: list[ModuleFrame], state: State, other: Any, y: Tensor) -> None:
+        """Follow y, the sum of zeros and tokens, as the first state of a loop."""
 
     def start_from_product(self, frames: list[ModuleFrame], first: Product, second: Product, y: Tensor) -> None:
         """Follow y as the second state of a loop that starts without zeros: what multiplies the first product is a decay."""

@@ -5,7 +5,9 @@ of the token that it picked and of no state: recurrent networks whose gates read
 """
 
 from collections import Counter
+from enum import Enum, auto
 from functools import cache
+from math import prod
 from typing import NamedTuple
 
 from torch import nn
@@ -14,7 +16,7 @@ from regard.observe.interception.function_roles import Role, infer_role, strip_a
 from regard.observe.interception.handwritten.ancestor_search import REPEATS, TensorRef
 from regard.observe.interception.handwritten.pair_loops import ENTRY_PICKS, LISTS
 from regard.observe.interception.handwritten.score_form import COPIES, PERMUTES, VIEWS
-from regard.observe.interception.provenance import TOKEN, ModuleFrame, Operation
+from regard.observe.interception.provenance import LEARNED, TOKEN, WEIGHT, ModuleFrame, Operation
 
 MAX_LOOPS = 8  # to look at, of those with the most steps
 MAX_PICKED = 8  # tokens to keep of those that a tensor was made of, the last ones
@@ -29,6 +31,13 @@ class TokenAxis(NamedTuple):
 
     axis: int
     size: int
+
+
+class LoopKind(Enum):
+    """What makes the decays of a loop."""
+
+    TOKENS = auto()
+    WEIGHTS = auto()
 
 
 class LoopState(NamedTuple):
@@ -49,10 +58,10 @@ def is_step(name: str) -> bool:
     return infer_role(name) is Role.ADD or strip_affixes(name) in FUSED | {"lerp"}
 
 
-def computes_loop(frame: ModuleFrame, operations: list[Operation], tokens: TokenAxis) -> bool:
-    """Return whether operations multiply a state by decays and add to it, for each token, and join what they read."""
+def find_loop(frame: ModuleFrame, operations: list[Operation], tokens: TokenAxis) -> LoopKind | None:
+    """Return what decays a state has that operations add to, for each token, and of which they join what they read; or None."""
     if not has_parts(operations, tokens):
-        return False
+        return None
     states: dict[int, LoopState] = {}  # by the id of the tensor
     continued = set[tuple[int, int]]()  # states that a step followed, by tensor and number
     for place, operation in enumerate(operations):
@@ -69,7 +78,8 @@ def computes_loop(frame: ModuleFrame, operations: list[Operation], tokens: Token
         if state.number >= tokens.size - 1 and (key := (id(state.tensor), state.number)) not in continued
     }
     most = sorted(last.values(), key=lambda state: state.number, reverse=True)
-    return any(is_loop_over_tokens(frame, operations, state, tokens) for state in most[:MAX_LOOPS])
+    kinds = (find_kind(frame, operations, state, tokens) for state in most[:MAX_LOOPS])
+    return next((kind for kind in kinds if kind is not None), None)
 
 
 def has_parts(operations: list[Operation], tokens: TokenAxis) -> bool:
@@ -100,7 +110,7 @@ def runs_along_tokens(operation: Operation, tokens: TokenAxis) -> bool:
         return False
     axis, shape = operation.along
     is_axis = not axis if tokens.axis == 0 else 0 < axis < len(shape) - 1
-    return len(shape) > 2 and is_axis and shape[axis] == tokens.size and shape[-1] > 1
+    return len(shape) > 2 and is_axis and shape[axis] == tokens.size and prod(shape[axis + 1 :]) > 1
 
 
 def follow_state(operation: Operation, states: dict[int, LoopState]) -> LoopState | None:
@@ -178,8 +188,8 @@ class PickedTokens:
         return max(self.find_last(tensors), *numbers, -1)
 
 
-def is_loop_over_tokens(frame: ModuleFrame, operations: list[Operation], last: LoopState, tokens: TokenAxis) -> bool:
-    """Return whether each step of a loop has a decay and a term of the token that it picked, and none of a state.
+def find_kind(frame: ModuleFrame, operations: list[Operation], last: LoopState, tokens: TokenAxis) -> LoopKind | None:
+    """Return the decays of a loop of which each step has a term of the token that it picked, and none of a state; else None.
 
     Something made of each state is joined. A module that the loop calls may read a state: those are not seen in a tuple.
     """
@@ -188,13 +198,14 @@ def is_loop_over_tokens(frame: ModuleFrame, operations: list[Operation], last: L
         steps[last.place], last = last, last.before
     made = set[int]()  # of a state
     picked = PickedTokens(frame, tokens)
-    decays, added, writes, joined = set[int](), set[int](), Counter[int](), 0
+    decays, added, writes, joined, constant = set[int](), set[int](), Counter[int](), 0, 0
     for place, operation in enumerate(operations):
         given, step = [*map(id, operation.given)], steps.get(place)
         if step is not None and step.before is not None:
             factors, terms = step.before.factors, step.added
             if not made.isdisjoint(map(id, (*factors, *terms))):
-                return False
+                return None
+            constant += bool(factors) and all(frame.find_contents(x) in (WEIGHT, LEARNED) for x in factors)
             decays.add(picked.find_last_decay(factors))
             added.add(picked.find_last(terms))
         read = [x for x in given if x in made]
@@ -206,4 +217,8 @@ def is_loop_over_tokens(frame: ModuleFrame, operations: list[Operation], last: L
             made |= {*map(id, operation.results)}
         else:
             picked.follow(operation, place)
-    return min(len(decays - {-1}), len(added - {-1}), max(joined, *writes.values(), 0)) >= tokens.size - 1
+    if min(len(added - {-1}), max(joined, *writes.values(), 0)) < tokens.size - 1:
+        return None
+    if len(decays - {-1}) >= tokens.size - 1:
+        return LoopKind.TOKENS
+    return LoopKind.WEIGHTS if constant >= tokens.size - 1 else None

@@ -1,12 +1,13 @@
 """Recurrences over tokens that no map was read from, found in the operations of a module when it ends."""
 
-from regard.observe.interception.handwritten.unread_loops import TokenAxis, computes_loop, runs_along_tokens
+from regard.observe.interception.handwritten.unread_loops import LoopKind, TokenAxis, find_loop, runs_along_tokens
 from regard.observe.interception.handwritten.unread_rounds import joins_tokens_in_rounds, multiplies_parts
 from regard.observe.interception.handwritten.unread_scans import sums_decayed_tokens
 from regard.observe.interception.provenance import PLAIN, ModuleFrame
 
 MIN_TOKENS = 4
 LOOP = "it multiplies a state by decays that depend on tokens, and adds tokens to it in a loop, in a form that is not followed"
+CONSTANT_LOOP = "it multiplies a state by constant decays, and adds tokens to it in a loop, in a form that is not followed"
 SCAN = "it adds up tokens with decays that depend on tokens, by running sums over tokens, which are not followed"
 MEMORY = "it adds products of keys with values to a state in a loop that reads each state, in a form that is not followed"
 ROUNDS = "it adds up tokens with decays that depend on tokens, in rounds that join pairs of states, which are not followed"
@@ -31,8 +32,8 @@ def find_unread_recurrence(frame: ModuleFrame, axes: list[TokenAxis]) -> str:
     for tokens in axes:
         if sums_decayed_tokens(frame, operations, tokens):
             return SCAN
-        if computes_loop(frame, operations, tokens):
-            return LOOP
+        if (kind := find_loop(frame, operations, tokens)) is not None:
+            return LOOP if kind is LoopKind.TOKENS else CONSTANT_LOOP
         if joins_tokens_in_rounds(frame, operations, tokens):
             return ROUNDS
     return ""

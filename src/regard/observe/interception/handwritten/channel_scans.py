@@ -1,0 +1,220 @@
+"""Scans over vectors: states h_i = a_i h_(i - 1) + b_i of all tokens at once, by running sums or in rounds.
+
+Running sums add up what tokens write over the decays so far, and multiply by these, or do so with the logarithms of all
+(https://arxiv.org/abs/2311.06281). Rounds multiply parts of the states by parts of the decays (https://doi.org/10.1145/7902.7903):
+the first one shows both, and the states are a later tensor that satisfies the recurrence.
+"""
+
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.observe.interception.function_roles import Role
+from regard.observe.interception.handwritten.ancestor_search import find_ancestors, has_tokens
+from regard.observe.interception.handwritten.channel_states import ChannelStates
+from regard.observe.interception.handwritten.divided_exponentials import EXPONENTIALS
+from regard.observe.interception.handwritten.score_form import COPIES, PERMUTES, PRODUCTS, QUOTIENTS, VIEWS
+from regard.observe.interception.handwritten.state_loop import Product, RunningSum, SumKind, Trace
+from regard.observe.interception.handwritten.state_scans import is_scan
+from regard.observe.interception.lookups import IS_TENSOR, RUNNING
+from regard.observe.interception.provenance import ModuleFrame
+
+MIN_TOKENS = 4
+MAX_PAIRS = 4  # of decays and what is written, of a module
+MAX_STEPS = 8  # of views from a part of a tensor to the whole
+REVERSALS = {"flip", "fliplr", "flipud", "rot90"}
+PARTS = VIEWS | PERMUTES | {"getitem", "narrow", "select"}
+
+
+@dataclass(eq=False)
+class ChannelScan:
+    """The states (b, t, ...) of a scan along an axis, its decays and what it writes, or the logarithms of all."""
+
+    frame: ModuleFrame
+    function: str
+    states: Tensor
+    decays: Tensor
+    written: Tensor
+    axis: int
+    are_logs: bool = False
+
+
+@dataclass(eq=False)
+class ScanPair:
+    """What may be the decays of a scan and what it writes, as they were before its first round."""
+
+    frame: ModuleFrame
+    decays: Tensor
+    written: Tensor
+    function: str
+    found: ChannelScan | None = None
+
+
+class ChannelScans(ChannelStates):
+    """The states of the loops and of the scans of one forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.channel_scans: list[ChannelScan] = []
+        self.pairs: list[ScanPair] = []
+
+    def clear(self) -> None:
+        """Forget all loops and scans."""
+        super().clear()
+        self.channel_scans.clear()
+        self.pairs.clear()
+
+    # Running sums
+
+    def start_running(
+        self, frames: list[ModuleFrame], core: str, args: Any, kwargs: Any, trace: RunningSum | None, y: Tensor
+    ) -> None:
+        """Follow y, the running sum or product of a tensor along its tokens."""
+        x, axis = args[0], kwargs.get("dim", args[1] if len(args) > 1 else None)
+        if type(axis) is not int or x.dim() < 2 or x.shape[axis] not in frames[-1].list_lengths():
+            return
+        axis %= x.dim()
+        if trace is not None:
+            kinds = {("cumsum", SumKind.TERMS): SumKind.SUMS, ("logcumsumexp", SumKind.LOG_TERMS): SumKind.LOG_SUMS}
+            kind = kinds.get((core, trace.kind))
+            if kind is not None and axis == trace.axis:
+                self.put(y, trace._replace(kind=kind))
+        elif core not in ("cumsum", "cumprod") or not x.is_floating_point():
+            return
+        elif has_tokens(frames[-1], x) and not is_reversed(frames[-1], x):
+            self.put(y, RunningSum(SumKind.LOGS if core == "cumsum" else SumKind.DECAYS, x.detach(), core == "cumsum", axis))
+
+    def follow_running(
+        self, frames: list[ModuleFrame], name: str, core: str, args: Any, kwargs: Any, traces: dict[int, Trace], y: Any
+    ) -> None:
+        """Follow a function of running sums."""
+        pairs = [(x, trace if isinstance(trace := traces.get(id(x)), RunningSum) else None) for x in args]
+        first = pairs[0][1] if pairs else None
+        if core in RUNNING:
+            self.start_running(frames, core, args, kwargs, first, y)
+        elif len(args) == 1 and first is not None and core in (*COPIES, "neg", *EXPONENTIALS):
+            if core in EXPONENTIALS and first.kind is SumKind.LOGS:
+                self.put(y, first._replace(kind=SumKind.DECAYS))
+            elif core == "neg" and first.kind is SumKind.LOGS:
+                self.put(y, first._replace(sign=-first.sign))
+            elif core in COPIES:
+                self.put(y, first)
+        elif len(args) == 2 and not kwargs and core in (*PRODUCTS, *QUOTIENTS, "add", "sub", "subtract"):
+            flip = -1 if core in (*QUOTIENTS, "sub", "subtract") else 1
+            pairs = pairs[::-1] if name.startswith("__r") and flip < 0 else pairs
+            is_log = core in ("add", "sub", "subtract")
+            self.join_sums(frames, is_log, pairs, flip, y)
+
+    def join_sums(self, frames: list[ModuleFrame], is_log: bool, pairs: Any, flip: int, y: Tensor) -> None:
+        """Follow the product of decays with what is written, or with the running sums of that, or the sum of the logarithms."""
+        decays, terms, ends = (
+            (SumKind.LOGS, SumKind.LOG_TERMS, SumKind.LOG_SUMS) if is_log else (SumKind.DECAYS, SumKind.TERMS, SumKind.SUMS)
+        )
+        orders = [(pairs[1], pairs[0], flip)] if flip < 0 else [(*pairs, 1), (*pairs[::-1], 1)]
+        for (_, trace), (other, ended), sign in orders:
+            if trace is None or trace.kind is not decays:
+                continue
+            sign *= trace.sign
+            if ended is not None and ended.kind is ends and sign == -ended.sign and ended.decays is trace.decays:
+                self.add_scan(frames, y, ended, is_log, sign)
+            elif ended is None and isinstance(other, Tensor) and other.shape == y.shape:
+                self.put(y, trace._replace(kind=terms, sign=sign, written=other.detach()))
+            return
+
+    def add_scan(self, frames: list[ModuleFrame], y: Tensor, summed: RunningSum, is_log: bool, sign: int) -> None:
+        """Keep y, or its exponentials, as the states of a scan."""
+        decays, written = summed.decays, summed.written
+        assert written is not None
+        if sign < 0:
+            decays = -decays if summed.is_log else decays.reciprocal()
+        if is_log != summed.is_log:
+            decays = decays.log() if is_log else decays.exp()
+        function = "logcumsumexp" if is_log else "cumsum"
+        self.channel_scans.append(ChannelScan(frames[-1], function, y.detach().clone(), decays, written, summed.axis, is_log))
+
+    # Rounds
+
+    def may_start_rounds(self, role: Role | None, args: Any) -> bool:
+        """Return whether a function multiplies parts of two tensors, as the first round of a scan does: quick."""
+        if role is not Role.MULTIPLY or len(self.pairs) >= MAX_PAIRS:
+            return False
+        tensors = [*filter(IS_TENSOR, args)][-2:]
+        if len(tensors) < 2 or tensors[0].shape != tensors[1].shape or not (is_part(tensors[0]) and is_part(tensors[1])):
+            return False
+        return tensors[0]._base is None or tensors[0]._base is not tensors[1]._base
+
+    def start_rounds(self, frames: list[ModuleFrame], args: Any, name: str) -> None:
+        """Keep the two tensors that the operands of a product are parts of, if both have the tokens of a module."""
+        one, other = (find_wholes(frames[-1], x) for x in [*filter(IS_TENSOR, args)][-2:])
+        lengths = frames[-1].list_lengths()
+        for x in one:
+            for y in other:
+                is_known = any(x.shape == pair.decays.shape and pair.frame is frames[-1] for pair in self.pairs)
+                if x is y or x.shape != y.shape or is_known or max(x.shape, default=0) < min(lengths, default=1):
+                    continue
+                if any(isinstance(self.find(each), Product) for each in (x, y)):
+                    continue  # whose states are matrices
+                if all(has_tokens(frames[-1], each) and not is_reversed(frames[-1], each) for each in (x, y)):
+                    self.pairs.append(ScanPair(frames[-1], x.detach().clone(), y.detach().clone(), name))
+                    return
+
+    def find_states(self, frames: list[ModuleFrame], tensors: list[Tensor]) -> None:
+        """Keep a tensor that holds the states of all tokens of a pair of decays and what is written."""
+        frame = frames[-1]
+        for pair in self.pairs:
+            if pair.frame is frame and pair.found is None:
+                pair.found = next((found for x in tensors if (found := find_scan(pair, x, frame.list_lengths()))), None)
+
+    def take_channel_scans(self, frame: ModuleFrame) -> list[ChannelScan]:
+        """Return the scans over vectors of a module that ends, and forget them."""
+        found = [one.found for one in self.pairs if one.frame is frame and one.found is not None]
+        self.pairs = [one for one in self.pairs if one.frame is not frame]
+        ended = found + [one for one in self.channel_scans if one.frame is frame]
+        self.channel_scans = [one for one in self.channel_scans if one.frame is not frame]
+        return ended
+
+
+def is_reversed(frame: ModuleFrame, x: Tensor) -> bool:
+    """Return whether x was made of a tensor whose entries are in the reverse order, which its map would have too."""
+    reversals = {id(y) for one in frame.list_operations() if one.name in REVERSALS for y in one.results}
+    return bool(reversals) and not reversals.isdisjoint(find_ancestors([frame], x))
+
+
+def is_part(x: Tensor) -> bool:
+    """Return whether a tensor is a view of another one with more entries."""
+    return x._base is not None or (x.is_inference() and x.untyped_storage().nbytes() > x.numel() * x.element_size())
+
+
+def find_wholes(frame: ModuleFrame, x: Tensor) -> list[Tensor]:
+    """Return the tensors that x is a part of, by views and indices, the nearest first."""
+    found, one = list[Tensor](), weakref.ref(x)
+    for _ in range(MAX_STEPS):
+        maker = next((maker for maker in frame.find_makers(one) if maker.name.strip("_") in PARTS), None)
+        if maker is None or (whole := maker.given[0]()) is None or maker.given[0] is one:
+            break
+        one = maker.given[0]
+        found.append(whole)
+    return found
+
+
+def find_scan(pair: ScanPair, x: Tensor, lengths: set[int]) -> ChannelScan | None:
+    """Return the scan whose states x are, for decays and what is written, or the other way round; None if they are not.
+
+    The tokens of both may be padded.
+    """
+    whole = pair.decays.shape
+    if x.dim() != len(whole) or not x.is_floating_point() or not x.numel():
+        return None
+    own = [*enumerate(x.shape)][:-1]
+    axes = [n for n, size in own if size in lengths and size >= MIN_TOKENS and size <= whole[n] < 2 * size]
+    for axis in axes:
+        if any(size != whole[n] for n, size in enumerate(x.shape) if n != axis):
+            continue
+        decays, written = (y.narrow(axis, 0, x.shape[axis]) for y in (pair.decays, pair.written))
+        for a, b in ((decays, written), (written, decays)):
+            if not torch.equal(x, b) and is_scan(x, a, b, axis):
+                return ChannelScan(pair.frame, pair.function, x.detach().clone(), a, b, axis)
+    return None
