@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from observe.recording_checks import record_and_compare
-from regard.observe.interception.handwritten.unread_recurrences import LOOP, SCAN
+from regard.observe.interception.handwritten.unread_recurrences import LOOP
 from regard.observe.interception.skippable import find_skippable
 
 C = 6
@@ -378,10 +378,16 @@ def test_a_module_that_attends_or_cannot_be_read_is_intercepted(module):
     assert id(module) not in find_skippable(module.modules())
 
 
-@pytest.mark.parametrize("module", [GatesAlone(), GatesInAWhile(), RunningProduct()], ids=lambda module: type(module).__name__)
-def test_a_recurrence_of_gates_alone_is_missed(module):
-    recording, _ = record_and_compare(nn.Sequential(module), lambda model: model(X), missing=True)
-    assert [(one.module, one.reason) for one in recording.missed] == [("0", SCAN if type(module) is RunningProduct else LOOP)]
+@pytest.mark.parametrize("module", [GatesAlone(), RunningProduct()], ids=lambda module: type(module).__name__)
+def test_a_recurrence_of_gates_alone_is_recorded(module):
+    recording, output = record_and_compare(nn.Sequential(module), lambda model: model(X))
+    product = recording.map(0, kind="implicit") @ recording.values(0, kind="implicit")
+    assert (product.squeeze(-1).mT - output).abs().max() < 1e-5 * output.abs().max()
+
+
+def test_a_recurrence_of_gates_in_another_form_is_missed():
+    recording, _ = record_and_compare(nn.Sequential(GatesInAWhile()), lambda model: model(X), missing=True)
+    assert [(one.module, one.reason) for one in recording.missed] == [("0", LOOP)]
 
 
 def test_hooks_and_a_forward_of_the_instance_are_intercepted():

@@ -19,6 +19,7 @@ from regard.observe.interception.function_roles import MULTIPLIES, Role, find_ac
 from regard.observe.interception.function_wrappers import classify_function, may_be_held
 from regard.observe.interception.handwritten.channel_recurrence import read_channel_loop, read_channel_scan
 from regard.observe.interception.handwritten.detection import HandwrittenTracker
+from regard.observe.interception.handwritten.fourier_convolutions import read_convolution
 from regard.observe.interception.handwritten.handwritten_call import UNFOLLOWED, HandwrittenCall
 from regard.observe.interception.handwritten.handwritten_call import read_call as read_handwritten_call
 from regard.observe.interception.handwritten.joined_blocks import read_calls as read_blocked_calls
@@ -293,6 +294,8 @@ class AttentionFunctionMode(TorchFunctionMode):
                     break
             loops, scans = self.loops.take_channel_loops(frame), self.loops.take_channel_scans(frame)
             reads = [*(partial(read_channel_loop, one) for one in loops), *(partial(read_channel_scan, one) for one in scans)]
+            for one in self.loops.take_convolutions(frame):
+                dispatch_call("by hand: convolution", lambda: None, partial(read_convolution, one))
             are_read = [self.read_channels(one) for one in reads] if reason else []
             if any(are_read):
                 return

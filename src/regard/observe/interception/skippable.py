@@ -21,7 +21,8 @@ from regard.observe.interception.function_roles import MULTIPLIES, NORMALISES
 from regard.observe.interception.recurrent.token_mixers import can_mix_tokens
 
 ATTENDS = re.compile("attention|attn|sdpa|flash|mha|kernel|^_?ops$|apply|eval|exec|getattr|import|forward|call")
-STEPS = MULTIPLIES | NORMALISES | {"sum", "cumsum", "@", "@=", "cumprod", "logcumsumexp"}  # of handwritten attention and scans
+SCANS = {"sum", "cumsum", "cumprod", "logcumsumexp", "irfft", "ifft"}  # and convolutions by Fourier transforms
+STEPS = MULTIPLIES | NORMALISES | SCANS | {"@", "@="}  # of handwritten attention and of these
 FUSED = {"addcmul", "addcmul_", "lerp", "lerp_"}
 TIMES = FUSED | {"*", "*=", "mul", "mul_", "multiply"}  # attention with a mean over tokens needs two
 PLUS = FUSED | {"+", "+=", "-", "-=", "add", "add_", "sub", "sub_"}

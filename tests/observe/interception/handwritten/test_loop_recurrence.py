@@ -200,8 +200,24 @@ class LeakyIntegrator(nn.Module):
 
 
 @pytest.mark.parametrize("model", [ConstantStateSpace(), LeakyIntegrator()], ids=lambda model: type(model).__name__)
-def test_a_loop_in_which_no_token_decides_any_weight_is_neither_recorded_nor_missed(model):
-    recording, _ = record_and_compare(model.double(), lambda model: model(torch.randn(3, 9, 6)))
+def test_a_loop_in_which_no_token_decides_any_weight_has_the_matrix_of_its_derivative(model):
+    """It mixes tokens as a convolution does."""
+    x = torch.randn(3, 9, 6)
+    recording, output = record_and_compare(model.double(), lambda model: model(x))
+    found = recording.map(0, kind="implicit")
+    expected = torch.autograd.functional.jacobian(lambda x: model(x).sum(0), x).diagonal(0, 1, 4).permute(1, 3, 0, 2)
+    assert (found.dense().expand(-1, 6, -1, -1) - expected).abs().max() < EQUAL
+    product = torch.einsum("bhij,bjh->bih", found.dense().expand(-1, 6, -1, -1), x)
+    assert (product - output).abs().max() < EQUAL * output.abs().max()
+
+
+@pytest.mark.parametrize("t", [8, 10])
+def test_a_loop_with_constant_weights_over_something_else_than_tokens_is_left_out(t):
+    class Integrator(ConstantStateSpace):
+        def forward(self, u: Tensor) -> Tensor:
+            return super().forward(u.repeat(1, 2, 1)[:, :t])
+
+    recording, _ = record_and_compare(Integrator().double(), lambda model: model(torch.randn(3, 9, 6)))
     assert not recording.calls
 
 

@@ -14,7 +14,7 @@ import regard
 from observe.interception.handwritten.handwritten_attention import compile_script
 from observe.recording_checks import assert_equal, record_and_compare
 from regard.observe.interception import function_mode
-from regard.observe.interception.handwritten.unread_recurrences import CONSTANT_LOOP, LOOP, ROUNDS, SCAN
+from regard.observe.interception.handwritten.unread_recurrences import CONSTANT_LOOP, CONSTANT_ROUNDS, LOOP, ROUNDS, SCAN
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 B, T, C, D = 2, 11, 5, 3
@@ -224,6 +224,18 @@ class Rounds(Tokens):
         """As S5 and GateLoop in PyTorch, whose operator torch.jit compiles."""
         return r * scan_in_pairs(JOIN_IN_SCRIPT, w.sigmoid(), k * v)
 
+    def rotate(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """With constant decays that are complex numbers, as S5. https://arxiv.org/abs/2208.04933"""
+        decays = torch.polar(self.u, self.u).expand(B, T, D)
+        return scan_in_pairs(
+            lambda one, other: (one[0] * other[0], other[0] * one[1] + other[1]), decays, torch.complex(k, v)
+        ).real
+
+    def decay(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """With constant decays."""
+        a = self.u.expand(B, T, D)
+        return r * scan_in_pairs(lambda one, other: (one[0] * other[0], other[0] * one[1] + other[1]), a, k * v)
+
     def sweep_up_and_down(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """In place, as mamba.py's parallel scan."""
         a, h = F.pad(w.sigmoid(), (0, 0, 0, 5)), F.pad(k * v, (0, 0, 0, 5))
@@ -239,7 +251,6 @@ class Rounds(Tokens):
 ROUNDS_OF = ["double_steps", "double_in_place", "shift", "join_odd_and_even", "join_by_script", "sweep_up_and_down"]
 MISSED: dict[str, tuple[type[Tokens], str]] = {
     **dict.fromkeys(("interpolate", "correct", "choose"), (Loops, LOOP)),
-    "rotate": (Loops, CONSTANT_LOOP),
     "sum_masked": (Scans, SCAN),
     **dict.fromkeys(("shift", "join_by_script"), (Rounds, ROUNDS)),
 }
@@ -260,6 +271,50 @@ def test_the_rounds_of_these_tests_are_recurrences_over_tokens(style):
     states = run_by_definition(decays, k if style in ("double_in_place", "shift") else k * v)
     expected = r * states if style in ("double_steps", "join_odd_and_even", "join_by_script") else states
     torch.testing.assert_close(getattr(Rounds(style), style)(r, w, k, v), expected)
+
+
+@pytest.mark.parametrize(("kind", "reason"), [(Loops, CONSTANT_LOOP), (Rounds, CONSTANT_ROUNDS)])
+def test_a_recurrence_with_constant_complex_decays_is_missed_by_its_reason(kind, reason):
+    recording, _ = record_and_compare(nn.Sequential(kind("rotate")), lambda model: model(torch.randn(B, T, C)), missing=True)
+    assert not recording.calls
+    assert [(one.module, one.reason) for one in recording.missed] == [("0", reason)]
+
+
+class Mixed(nn.Module):
+    """A loop over tokens that are heads (b, t, h, d) or (b, h, t, d) already, from zeros or from the first token."""
+
+    def __init__(self, axis: int, starts_at_zero: bool) -> None:
+        super().__init__()
+        self.axis, self.starts_at_zero = axis, starts_at_zero
+
+    def forward(self, a: Tensor, x: Tensor) -> Tensor:
+        first = x.select(self.axis, 0)
+        state, outputs = torch.zeros_like(first) if self.starts_at_zero else first, []
+        for decay, new in zip(a.unbind(self.axis), x.unbind(self.axis), strict=True):
+            state = decay * state + new
+            outputs.append(state)
+        return torch.stack(outputs, self.axis)
+
+
+class Split(nn.Module):
+    def __init__(self, axis: int, starts_at_zero: bool) -> None:
+        super().__init__()
+        self.inner, self.mix = nn.Linear(C, 12), Mixed(axis, starts_at_zero)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, x = self.inner(x).unflatten(-1, (2, 2, 3)).unbind(2)
+        return self.mix(*(y.transpose(1, 2) if self.mix.axis == 2 else y for y in (a.sigmoid(), x)))
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+def test_a_loop_in_a_module_that_is_given_heads_alone_is_missed_or_read(axis):
+    x = torch.randn(B, T, C)
+    recording, _ = record_and_compare(nn.Sequential(Split(axis, False)), lambda model: model(x), missing=True)
+    assert [(one.module, one.reason) for one in recording.missed] == [("0.mix", LOOP)]
+    recording, output = record_and_compare(nn.Sequential(Split(axis, True)), lambda model: model(x))
+    assert [call.name for call in recording.calls] == ["0.mix"]
+    product = (recording.map(0, kind="implicit") @ recording.values(0, kind="implicit")).squeeze(-1)  # (b, h d, t)
+    assert_equal(product, output.detach().movedim(axis, -1).flatten(1, 2))
 
 
 @pytest.mark.parametrize("style", MISSED)

@@ -159,9 +159,10 @@ def build_factors(parts: dict[str, Tensor], values: Tensor, outputs: Tensor, is_
 
     def arrange(x: Tensor, has_width: bool) -> Tensor:
         """Return (b, ..., c, t) as (b, h, t, e), or (b, h, t)."""
-        x = x.expand(*x.shape[:1], *outputs.shape[1:-2], *x.shape[-2:-1], t) if x.dim() > 3 else x
-        x = x.flatten(1, -3) if x.dim() > 3 and is_width else x.unsqueeze(1) if is_width else x.flatten(1, -2).unsqueeze(2)
-        x = x.transpose(2, 3)
+        if x.dim() > 3:  # several axes of heads
+            x = x.expand(-1, *outputs.shape[1:-2], x.shape[-2] if is_width else outputs.shape[-2], t)
+        heads = (x.flatten(1, -3) if x.dim() > 3 else x.unsqueeze(1)) if is_width else x.flatten(1, -2).unsqueeze(2)
+        x = heads.transpose(2, 3)
         return x if has_width else x.squeeze(3)
 
     if bool((parts["decay"] < 0).any() | (parts["decay"] > 1).any() | parts["decay"].isnan().any()):

@@ -157,7 +157,9 @@ class ChannelScans(ChannelStates):
                     continue
                 if any(isinstance(self.find(each), Product) for each in (x, y)):
                     continue  # whose states are matrices
-                if all(has_tokens(frames[-1], each) and not is_reversed(frames[-1], each) for each in (x, y)):
+                if any(has_tokens(frames[-1], each) for each in (x, y)) and not any(
+                    is_reversed(frames[-1], each) for each in (x, y)
+                ):
                     self.pairs.append(ScanPair(frames[-1], x.detach().clone(), y.detach().clone(), name))
                     return
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.observe.interception.function_roles import Role, strip_affixes
 from regard.observe.interception.handwritten.ancestor_search import ZEROS
-from regard.observe.interception.handwritten.channel_scans import ChannelScans
+from regard.observe.interception.handwritten.fourier_convolutions import TRANSFORMS, FourierConvolutions
 from regard.observe.interception.handwritten.outer_products import OUTER, can_view, expand_value, is_outer_product
 from regard.observe.interception.handwritten.score_form import COPIES, PERMUTES, VIEWS, follow_dims, is_view_index
 from regard.observe.interception.handwritten.state_loop import (
@@ -23,6 +23,7 @@ from regard.observe.interception.handwritten.state_loop import (
     Product,
     ReadTrace,
     RunningSum,
+    Spectrum,
     State,
     StateLoop,
     Trace,
@@ -37,14 +38,14 @@ LAYOUTS = VIEWS | PERMUTES | COPIES | PARTS | {"expand", "expand_as", "broadcast
 RESHAPES = VIEWS - {"squeeze", "unsqueeze"}
 
 
-class LoopTracker(ChannelScans):
+class LoopTracker(FourierConvolutions):
     """The loops of one forward, followed from operation to operation."""
 
     def may_follow(self, role: Role | None, name: str, args: Any, kwargs: Any, y: Any) -> bool:
         """Return False only if a function neither has a followed argument nor makes zeros or an outer product: quick."""
         if name in ZEROS or is_outer_product(role, name, args, y) or (role is Role.MULTIPLY and is_zero(args[-1])):
             return True
-        if self.pairs or name in RUNNING or self.may_be_added(role, y):
+        if self.pairs or name in RUNNING or name in TRANSFORMS or self.may_be_added(role, y):
             return True
         if self.may_read_scan(role, args) or self.may_start_rounds(role, args):
             return True
@@ -75,6 +76,8 @@ class LoopTracker(ChannelScans):
             self.follow_written(frames, args, traces)
         elif any(isinstance(trace, Channels) for trace in traces.values()):
             self.follow_channels(frames, name, core, args, kwargs, traces, result)
+        elif core in TRANSFORMS or any(isinstance(trace, Spectrum) for trace in traces.values()):
+            self.follow_spectra(frames, core, args, kwargs, traces, result)
         elif core in RUNNING or any(isinstance(trace, RunningSum) for trace in traces.values()):
             self.follow_running(frames, name, core, args, kwargs, traces, result)
         elif core in LAYOUTS:
@@ -150,7 +153,7 @@ class LoopTracker(ChannelScans):
     def take_loops(self, frame: ModuleFrame) -> Iterator[StateLoop]:
         """Generate the loops of a module that ends; one of a single token may go on in the module that called it.
 
-        One in which no token decides any weight is no map.
+        One in which no token decides any weight is a map if it has as many tokens as an input of the module.
         """
         module = id(frame.module)
         for loop in [one for one in self.loops if one.frames and one.frames[-1] is frame]:
@@ -159,7 +162,8 @@ class LoopTracker(ChannelScans):
                 is_whole = module == loop.left.module
             if is_whole or len(loop.frames) == 1:
                 self.loops.remove(loop)
-                if (is_whole or loop.has_several_tokens) and loop.has_token_weights and loop.list_outputs():
+                is_map = loop.has_token_weights or max(loop.depths, default=0) in frame.list_lengths()
+                if (is_whole or loop.has_several_tokens) and is_map and loop.list_outputs():
                     is_copy = loop.initial is not None and module in self.earlier_modules  # maybe of a state that this one left
                     loop.is_reported = loop.left is not None or (loop.is_read_as_it_grows and not is_copy)
                     yield loop
@@ -181,4 +185,4 @@ class LoopTracker(ChannelScans):
 @cache
 def may_start_loop(role: Role | None, name: str) -> bool:
     """Return whether a function of this name may make zeros or an outer product. Cached per name."""
-    return role in (Role.MULTIPLY, Role.PRODUCT) or name in ZEROS or name in OUTER or name in RUNNING
+    return role in (Role.MULTIPLY, Role.PRODUCT) or name in ZEROS or name in OUTER or name in RUNNING or name in TRANSFORMS

@@ -231,4 +231,16 @@ class RunningSum(NamedTuple):
     written: Tensor | None = None
 
 
-Trace = Product | State | ReadTrace | Channels | Factors | RunningSum
+class Spectrum(NamedTuple):
+    """A tensor as a number times the product of the Fourier transforms, of a length n, of one or two signals.
+
+    is_inverse says that the product was transformed back.
+    """
+
+    signals: tuple[Tensor, ...]
+    n: int
+    factor: float = 1.0
+    is_inverse: bool = False
+
+
+Trace = Product | State | ReadTrace | Channels | Factors | RunningSum | Spectrum

@@ -11,11 +11,12 @@ from regard.observe.interception.function_roles import Role, infer_role, strip_a
 from regard.observe.interception.handwritten.ancestor_search import TensorRef
 from regard.observe.interception.handwritten.pair_loops import ENTRY_PICKS, LISTS
 from regard.observe.interception.handwritten.score_form import PERMUTES, PRODUCTS, VIEWS
-from regard.observe.interception.handwritten.unread_loops import MOVES, TokenAxis
-from regard.observe.interception.provenance import TOKEN, ModuleFrame, Operation
+from regard.observe.interception.handwritten.unread_loops import MOVES, LoopKind, TokenAxis
+from regard.observe.interception.provenance import LEARNED, TOKEN, WEIGHT, ModuleFrame, Operation
 
 MAX_OPERATIONS = 1_000  # of a module, more of which are a loop over tokens
 MIN_PRODUCTS = 3  # of two rounds, the last of which need not multiply decays
+KINDS = {TOKEN: LoopKind.TOKENS, WEIGHT: LoopKind.WEIGHTS, LEARNED: LoopKind.WEIGHTS}  # by what decays hold
 MULTIPLIES = {"__mul__", "__rmul__", "__imul__", "mul", "mul_", "multiply", "multiply_", "addcmul", "addcmul_"}
 MOVED = MOVES | LISTS | {"roll"}
 VIEWED = VIEWS | PERMUTES | ENTRY_PICKS
@@ -46,10 +47,11 @@ def multiplies_parts(operations: list[Operation]) -> bool:
     return False
 
 
-def joins_tokens_in_rounds(frame: ModuleFrame, operations: list[Operation], tokens: TokenAxis) -> bool:
-    """Return whether operations join the states of all tokens in rounds, with decays that depend on tokens."""
+def find_rounds(frame: ModuleFrame, operations: list[Operation], tokens: TokenAxis) -> LoopKind | None:
+    """Return what makes the decays of operations that join the states of all tokens in rounds; None if they do not."""
     rounds = Rounds(frame, tokens.size.bit_length() - 1)
-    return len(operations) <= MAX_OPERATIONS and any(map(rounds.follow, operations))
+    found = (rounds.follow(one) for one in operations) if len(operations) <= MAX_OPERATIONS else ()
+    return next((kind for kind in found if kind is not None), None)
 
 
 class Rounds:
@@ -74,11 +76,11 @@ class Rounds:
         """Set the chain of the results of an operation, and of all views of a tensor that it wrote into."""
         self.chains |= {self.wholes.get(id(y), id(y)): chain for y in operation.results}
 
-    def follow(self, operation: Operation) -> bool:
-        """Follow an operation; return whether it completes a scan."""
+    def follow(self, operation: Operation) -> LoopKind | None:
+        """Follow an operation; return what makes the decays of the scan that it completes, None if it completes none."""
         core, given = strip_affixes(operation.name), operation.given
         if operation.child is not None or not given:
-            return False
+            return None
         if core in MOVED:
             self.follow_move(operation, core)
         elif core in PRODUCTS and len(given) == 2:
@@ -88,7 +90,7 @@ class Rounds:
             return self.follow_sum(operation, given[0], operation.results[0])
         elif infer_role(core) is Role.ADD and len(given) == 2:
             return self.follow_sum(operation, *given) or self.follow_sum(operation, *given[::-1])
-        return False
+        return None
 
     def follow_move(self, operation: Operation, core: str) -> None:
         """Follow a function that takes parts of a tensor, changes its layout or joins tensors."""
@@ -122,8 +124,8 @@ class Rounds:
             both = [(one, ours, theirs), (other, theirs, ours)]
             self.products |= {id(y): both for y in operation.results}
 
-    def follow_sum(self, operation: Operation, x: TensorRef, product: TensorRef) -> bool:
-        """Follow the sum of states x and of a product as the states of the next round; return whether they are of a scan.
+    def follow_sum(self, operation: Operation, x: TensorRef, product: TensorRef) -> LoopKind | None:
+        """Follow the sum of states x and of a product as the states of the next round; return the kind of a scan, if it is one.
 
         A tree of sums that leaves a single state adds up half as many entries in each round.
         """
@@ -139,5 +141,6 @@ class Rounds:
             self.most[origin] = max(self.most[origin], rounds)
             is_scan = self.most[origin] >= self.least and self.added[origin] > 2 * self.first[origin]
             if is_scan and decay.origin in self.decays:
-                return all(self.frame.find_contents(self.origins[one]) == TOKEN for one in (origin, decay.origin))
-        return False
+                ours, theirs = (self.frame.find_contents(self.origins[one]) for one in (origin, decay.origin))
+                return KINDS.get(theirs) if ours == TOKEN else None
+        return None
