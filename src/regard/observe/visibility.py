@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from regard.map.hiding_bias import find_hiding_bias
+from regard.map.hiding_bias import drop_repeats, find_hiding_bias
 from regard.map.map_planes import MapPlanes
 from regard.map.plane import BLOCK_NUMBERS
 from regard.map.weight_sums import SumRequest
@@ -77,7 +77,7 @@ class Visibility:
     def has_hiding_bias(self) -> bool:
         """Whether a number of the bias hides keys, or -inf."""
         bias = self.planes.request.bias
-        return bias is not None and (self.hiding_bias > -math.inf or bool((bias == -math.inf).any()))
+        return bias is not None and (self.hiding_bias > -math.inf or bool((drop_repeats(bias) == -math.inf).any()))
 
     @cached_property
     def is_real_key(self) -> Tensor:
