@@ -176,6 +176,7 @@ class RepeatedLayers:
             *(tracker.edges.weighted, tracker.entry_products.products, tracker.tables.products, tracker.used.sums.traces),
             *(linear.found, linear.contexts, sums.sums, sums.weighted, undivided.notes, undivided.contexts),
             *(loops.loops, loops.traces, tracker.blocks.rows, tracker.merged_blocks.sums, tracker.summaries),
+            *(tracker.key_sums.sums, tracker.key_sums.unfinished, linear.chunks.sums),
             self.mode.opaque_weights,
         )
         return any(map(len, followed))

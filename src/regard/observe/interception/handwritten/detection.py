@@ -168,6 +168,8 @@ class HandwrittenTracker(ProductTracker):
         if role is Role.MULTIPLY and self.follow_gated_sum(frames, name, args, kwargs, results[0]):
             self.drop(results[0])
             return None
+        if traced and self.follow_chunk(role, name, args, traced, results[0]):
+            return None
         if role is Role.SUM:
             self.gated_sums.add_sum(frames, name, args, kwargs, results[0])
         else:
@@ -239,6 +241,21 @@ class HandwrittenTracker(ProductTracker):
                 if moves and (trace.dims is None or trace.moved is not None):
                     follow_places(self, func, name, args, kwargs, traced, results)
         return None
+
+    def follow_chunk(self, role: Role | None, name: str, args: Any, traced: list[Traced], y: Tensor) -> bool:
+        """Follow y as running sums of a chunk of tokens, or as what was cut out of these; return whether it is either."""
+        chunks = self.linear.chunks
+        if role is Role.ADD and traced[0][1].form is not None:
+            trace = chunks.follow_sum(self.find, args, y)
+            if trace is not None:
+                self.follow(y, trace)
+            return trace is not None
+        if not len(chunks.sums) or not isinstance(args[0], Tensor) or args[0] not in chunks.sums:
+            return False
+        is_carried = chunks.follow_cut(self.find(args[0]), name, args, y)
+        if is_carried:
+            self.drop(y)
+        return is_carried
 
     def follow_unknown(
         self, frames: list[ModuleFrame], role: Role | None, name: str, args: Any, kwargs: Any, tensors: list[Tensor], y: Tensor

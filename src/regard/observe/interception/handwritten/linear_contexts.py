@@ -29,6 +29,7 @@ from regard.observe.interception.handwritten.linear_attention import (
     mixes_within_tokens,
 )
 from regard.observe.interception.handwritten.linear_call import CHANGED, LinearCall, read_call
+from regard.observe.interception.handwritten.running_chunks import CARRIED, UNCHANGED, Chunk, RunningChunks, join_running_chunks
 from regard.observe.interception.handwritten.score_form import COPIES, FUSED, PERMUTES, PRODUCTS, QUOTIENTS, VIEWS
 from regard.observe.interception.handwritten.tensor_axes import AxisTable
 from regard.observe.interception.handwritten.traces import Trace
@@ -38,7 +39,7 @@ from regard.observe.interception.handwritten.windows import list_joined
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.provenance import LIKE_ANOTHER, ModuleFrame
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
-from regard.observe.interception.thread_state import STATE
+from regard.observe.interception.thread_state import STATE, report_missed
 
 COPIED = "it is linear attention, whose keys were repeated before they were multiplied with the values, which is not followed"
 ChangeHandler = Callable[[RecurrenceCall, CallAdapter], tuple[RecurrenceCall, CallAdapter]]
@@ -63,6 +64,7 @@ class FoundCall(NamedTuple):
     roots: int = 0  # of its weights, if it has any
     output: "weakref.ref[Tensor] | None" = None
     later: "tuple[ChunkedCall, ...]" = ()  # chunks of the same loop
+    chunk: Chunk | None = None  # if it is of one of several chunks of running sums
 
     def read(self) -> tuple[RecurrenceCall, CallAdapter]:
         """Return the call in terms of a recording; it has run already. Raises UnreadableError if it cannot be read."""
@@ -76,20 +78,33 @@ class FoundCall(NamedTuple):
 class LinearContexts:
     """The linear attention of the modules that run."""
 
-    def __init__(self) -> None:
+    def __init__(self, table: AxisTable) -> None:
         self.found: list[FoundCall] = []
         self.contexts = WeakTensorKeyDictionary()
+        self.chunks = RunningChunks(table)
 
     def clear(self) -> None:
         """Forget all calls."""
         self.found.clear()
         self.contexts.clear()
+        self.chunks.clear()
 
     def take_calls(self, frame: ModuleFrame) -> list[FoundCall]:
         """Return the calls of a module that ends, and forget them."""
         ended = [one for one in self.found if one.frame() is frame]
         self.found = [one for one in self.found if one.frame() is not frame]
-        return join_chunks(ended)
+        loops = dict.fromkeys(one.chunk.loop for one in ended if one.chunk is not None)
+        others = [one for one in ended if one.chunk is None]
+        return join_chunks(others) + [self.join_loop(ended, loop) for loop in loops]
+
+    def join_loop(self, ended: list[FoundCall], loop: int) -> FoundCall:
+        """Return the call that the chunks of a loop amount to."""
+        parts = [(one.chunk, one) for one in ended if one.chunk is not None and one.chunk.loop == loop]
+        first = parts[0][1]
+        calls = [(chunk, one.call if isinstance(one.call, LinearCall) else None) for chunk, one in parts]
+        has_others = any(one.call is None and one.chunk is None for one in ended)  # perhaps chunks with other sums
+        call = None if has_others else join_running_chunks(calls)
+        return first._replace(call=call, reason="" if call is not None else first.reason or CARRIED, chunk=None)
 
     def forget_calls(self, outputs: "list[weakref.ref[Tensor]]") -> None:
         """Forget the calls with these outputs, which are recorded as parts of a loop."""
@@ -148,6 +163,7 @@ class LinearContexts:
                 self.miss_call(frames, name, str(error), y)
             return is_known
         self.add_call(frames, call, places, product, factors, y)
+        self.found[-1] = self.found[-1]._replace(chunk=self.chunks.sums.get(x))
         return True
 
     def miss_call(self, frames: list[ModuleFrame], name: str, reason: str, y: Tensor) -> None:
@@ -227,6 +243,9 @@ class LinearContexts:
         last = self.found[-1]
         context = self.contexts.get(y)
         if not isinstance(last.call, LinearCall) or context is None or context.call is not last.call:
+            return y
+        if last.chunk is not None:
+            report_missed(last.kernel, UNCHANGED, [one for one in STATE.watchers if one.can_change_calls])
             return y
         call = last.call
         with suppress(UnreadableError):  # the call stays as it is, which is reported when its module ends

@@ -58,6 +58,9 @@ def find_roles_of_scores(
     sides = ((form.a, form.a_dims), (form.b, form.b_dims))
     if not keys or (keys <= a) == (keys <= b) or keys & a & b:
         return None  # the summed axis is not of the keys alone
+    running = [list_axes(table, step.dims) for step in form.steps if step.kind is StepKind.CUMSUM]
+    if any(not axes or not axes <= a ^ b for axes in running):
+        return None  # products of the features of a token, summed over tokens
     (q, q_dims), (k, k_dims) = sides if keys <= b else sides[::-1]
     v, v_dims = product.operands[1 - place], dims[1 - place]
     features = (a & b) - of_scores

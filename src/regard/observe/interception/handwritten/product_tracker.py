@@ -73,7 +73,7 @@ class ProductTracker(WeightTracker):
         super().__init__()
         self.edges = EdgeExponentials()
         self.entry_products = EntryProducts()
-        self.linear = LinearContexts()
+        self.linear = LinearContexts(self.table)
         self.tables = TableProducts()
         self.gated_sums = GatedSums()
         self.merged_blocks = MergedBlocks()
