@@ -365,7 +365,7 @@ class AttentionFunctionMode(TorchFunctionMode):
         if call.trace.extent:
             self.tracker.merged_blocks.calls.append((call.trace.roots, owners))
             if not call.trace.pairs:
-                self.tracker.add_summary(context, owners)
+                self.tracker.add_summary(context, owners, call.product, call.place)
         if not postponed:
             self.tracker.used.add_call(call.trace.roots, owners, STATE.frames)
         self.weight_steps.forget(call.tensor)

@@ -9,8 +9,8 @@ from torch.nn import functional
 
 import regard
 from observe.interception.handwritten.handwritten_attention import B, C, D, H, Own, T, scores
-from observe.recording_checks import record_and_compare
-from regard.observe.interception.handwritten.product_tracker import LAMBDAS
+from observe.recording_checks import assert_equal, record_and_compare
+from regard.observe.interception.handwritten.lambda_layers import LAMBDAS
 from regard.observe.interception.handwritten.score_formula import STORED
 from regard.observe.interception.handwritten.second_products import MULTIPLIED
 
@@ -245,17 +245,22 @@ class LambdaLayer(nn.Module):
         self.qkv, self.positions = nn.Linear(C, H * D + D + C), nn.Parameter(torch.randn(T, T, D)) if has_positions else None
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).split([H * D, D, C], -1)
-        q, content = q.unflatten(-1, (H, D)), k.softmax(1).mT @ v
-        y = torch.einsum("bnhk,bkv->bnhv", q, content)
-        if self.positions is not None:
-            y = y + torch.einsum("bnhk,bnkv->bnhv", q, torch.einsum("nmk,bmv->bnkv", self.positions, v))
-        return y.flatten(2)
+        q, k, self.v = self.qkv(x).split([H * D, D, C], -1)
+        self.q, self.k = q.unflatten(-1, (H, D)), k.softmax(1)
+        self.content = torch.einsum("bnhk,bkv->bnhv", self.q, self.k.mT @ self.v)
+        if self.positions is None:
+            return self.content.flatten(2)
+        lambdas = torch.einsum("nmk,bmv->bnkv", self.positions, self.v)
+        return (self.content + torch.einsum("bnhk,bnkv->bnhv", self.q, lambdas)).flatten(2)
 
 
 @pytest.mark.parametrize("has_positions", [True, False])
-def test_it_is_noted_that_queries_of_lambda_layers_are_not_in_the_map(has_positions):
-    model = nn.Sequential(*(LambdaLayer(has_positions=has_positions), nn.Linear(H * C, C)) * 2)
-    recording, _ = record_and_compare(model, lambda m: m(torch.randn(B, T, C)))
+def test_queries_of_lambda_layers_are_linear_attention_without_positions_which_is_noted(has_positions):
+    part = LambdaLayer(has_positions=has_positions)
+    recording, _ = record_and_compare(nn.Sequential(part, nn.Linear(H * C, C)), lambda m: m(torch.randn(B, T, C)))
     assert [f"{name}: {LAMBDAS}" in recording.notes for name in recording.names] == [True]
-    assert recording.calls[0].map.shape == (B, 1, D, T)
+    (call,) = [one for one in recording.calls if not hasattr(one.map, "mechanism")]
+    assert call.map.shape == (B, 1, D, T)
+    found = recording.map(0, kind="implicit")
+    assert_equal(found.dense(), torch.einsum("bnhk,bmk->bhnm", part.q, part.k))
+    assert_equal(found.dense() @ part.v.unsqueeze(1), part.content.transpose(1, 2))

@@ -26,6 +26,7 @@ from regard.observe.interception.handwritten.labelled_product import (
     label_sum,
     separate_factors,
 )
+from regard.observe.interception.handwritten.lambda_layers import LAMBDAS, UNREAD_LAMBDAS, Summary, read_summary
 from regard.observe.interception.handwritten.linear_attention import ChainRoles
 from regard.observe.interception.handwritten.linear_contexts import FoundCall, LinearContexts
 from regard.observe.interception.handwritten.linear_scores import (
@@ -59,10 +60,6 @@ from regard.observe.interception.provenance import CONSTANT, ModuleFrame
 MEMORIES = (
     "it is external attention, whose weights are a softmax over the tokens that is divided by its sums over memories, values "
     "that all inputs share and that are no tokens"
-)
-LAMBDAS = (
-    "its sums of values over the tokens are multiplied with queries, as in lambda layers: the map is of each feature over the "
-    "tokens, and neither these products nor those with positions are recorded"
 )
 
 
@@ -139,8 +136,9 @@ class ProductTracker(WeightTracker):
         if self.has_exponentials and not traced and product is not None and self.tables.add(frames[-1], product, y):
             return None
         token_operands = [x for x in operands if has_tokens(frames[-1], x)]
-        if len(self.summaries) and len(token_operands) > 1 and not traced:
-            self.note_lambdas(token_operands)
+        may_be_lambdas = len(self.summaries) > 0 and len(token_operands) > 1 and not traced
+        if may_be_lambdas and product is not None and self.follow_lambdas(frames, name, product, y):
+            return None
         if len(token_operands) == 1 < len(operands) and role is Role.PRODUCT and is_first_state(frames[-1], operands):
             token_operands = operands
         if self.has_one_hot and sum(is_one_hot(frames[-1], weakref.ref(x)) for x in token_operands) == 1 < len(token_operands):
@@ -172,18 +170,22 @@ class ProductTracker(WeightTracker):
             self.follow_features(frames, token_operands[0], y)
         return None
 
-    def add_summary(self, context: Tensor, owners: Any) -> None:
-        """Keep the context of a softmax of no pairs of tokens, with the watchers of its module."""
-        self.summaries[context if context._base is None else context._base] = owners
+    def add_summary(self, context: Tensor, owners: Any, product: LabelledProduct | None, place: int) -> None:
+        """Keep the context of a softmax of no pairs, operand `place` of a product, with the watchers of its module."""
+        self.summaries[context if context._base is None else context._base] = Summary(owners, product, place)
 
-    def note_lambdas(self, operands: list[Tensor]) -> None:
-        """Note that a product multiplies sums of values with other tokens, as a lambda layer does."""
-        bases = [x if x._base is None else x._base for x in operands]
-        if len({id(x) for x in bases}) < 2:
-            return
-        for x in bases:
-            for watcher, name in self.summaries.get(x, ()):
-                watcher.handle_unread_part(LAMBDAS, name)
+    def follow_lambdas(self, frames: list[ModuleFrame], name: str, product: LabelledProduct, y: Tensor) -> bool:
+        """Follow y as linear attention if it is queries times sums of values, as in a lambda layer; return whether it is."""
+        bases = [x if x._base is None else x._base for x in product.operands]
+        place = next((n for n, x in enumerate(bases) if x in self.summaries), None)
+        if place is None or bases[0] is bases[1]:
+            return False
+        summary = self.summaries[bases[place]]
+        found = read_summary(self.table, summary, product, place)
+        is_read = found is not None and self.linear.start_call_of_scores(frames, self.table, name, product, [], *found, y)
+        for watcher, module in summary.owners:
+            watcher.handle_unread_part(LAMBDAS if is_read else UNREAD_LAMBDAS, module)
+        return is_read
 
     def miss_memories(self, frames: list[ModuleFrame], x: Tensor, dim: int, name: str, y: Tensor) -> None:
         """Report y, the product of x with learned values over a dimension, if x are the weights of external attention."""
