@@ -5,7 +5,6 @@ what it multiplies, also where each head has a matrix of its own, as that which 
 """
 
 import math
-import re
 import weakref
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,6 +16,7 @@ from regard.observe.interception.folded_heads import SAME_AXES, find_joining_axi
 from regard.observe.interception.function_roles import Role, infer_role, strip_affixes
 from regard.observe.interception.handwritten.ancestor_search import CONVERSIONS, CONVOLUTIONS, REPEATS, TensorRef
 from regard.observe.interception.handwritten.labelled_product import label_terms
+from regard.observe.interception.handwritten.rearrange_patterns import find_axis_sizes, parse_axes
 from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims
 from regard.observe.interception.handwritten.token_factors import find_largest, is_layer, label_factors
 from regard.observe.interception.head_counts import find_head_counts
@@ -328,28 +328,6 @@ def find_places_of_argument(frame: ModuleFrame, x: Tensor, dims: Sequence[int]) 
 def list_makers(frame: ModuleFrame, x: TensorRef) -> list[Operation]:
     """Return the operations of a module that made a tensor, without those that wrote into it."""
     return [maker for maker in frame.find_makers(x) if not (maker.given and maker.given[0] is x)]
-
-
-def parse_axes(side: str, rank: int) -> list[list[str]]:
-    """Return the names of the axes of each dimension on one side of a pattern of einops; 1 is no axis.
-
-    An ellipsis stands for a number of dimensions.
-    """
-    groups = [(found[1] or found[0]).split() for found in re.finditer(r"\(([^)]*)\)|\S+", side)]
-    others = [[f"...{n}"] for n in range(rank)]
-    expanded = [one for group in groups for one in (others if group == ["..."] else [group])]
-    return [[name for name in group if name not in ("1", "()")] for group in expanded]
-
-
-def find_axis_sizes(groups: list[list[str]], shape: Sequence[int], lengths: dict[str, int]) -> dict[str, int] | None:
-    """Return the sizes of axes whose groups make up a shape, some with lengths that are known; None for other patterns."""
-    if len(groups) != len(shape) or any(len({*group} - lengths.keys()) > 1 for group in groups):
-        return None
-    sizes = dict(lengths)
-    for group, size in zip(groups, shape, strict=True):
-        known = math.prod(lengths[name] for name in group if name in lengths)
-        sizes |= {name: size // max(known, 1) for name in group if name not in lengths}
-    return sizes
 
 
 def fit_dims(dims: Dims, rank: int) -> Dims | None:
