@@ -116,7 +116,7 @@ def test_a_grid_of_queries_alone_is_that_of_the_latents_that_look_at_words(tmp_p
         assert one.axis_places(0, "cross") == ([latents], [])
     with pytest.raises(ConfigError, match="known as patches"):
         compute_patch_weights(recording, 0, kind="cross")
-    with pytest.raises(ConfigError, match=r"no layer|none are"):
+    with pytest.raises(ConfigError, match="none are"):
         regard.page(recording, tmp_path / "page.html", image=torch.rand(1, 3, 8, 12))
     with pytest.raises(ConfigError, match="of queries or of keys"):
         PatchGrid(2, 3, has_queries=False, has_keys=False)

@@ -20,7 +20,7 @@ from regard.observe.implicit_history import ImplicitCall, StoredRecurrence
 from regard.observe.kv_history import KVHistory, StoredCall
 from regard.observe.parent_rows import reorder_rows
 from regard.observe.relevance import compute_cross_relevance, compute_self_relevance
-from regard.observe.run import IMPLICIT, Run
+from regard.observe.run import IMPLICIT, Run, have_equal_weights
 from regard.observe.token_mixers import list_token_mixers
 
 FACTORS = {"gradient": "one", "pull": "weights", "cut": "cut"}  # of an AttributionMap, by the kind of map
@@ -123,9 +123,12 @@ class Attribution:
         return gradients, self.join_layer(contexts, layer, attention, part)
 
     def join_layer(self, tensors: Mapping[Any, Tensor], layer: int | str, attention: str, part: str | None) -> Tensor:
-        """Return the tensors (b, h, q, e) of all calls of a layer along their queries."""
+        """Return the tensors (b, h, q, e) of all calls of a layer along queries, or along e if these have equal weights."""
         histories = self.run.find_histories(layer, attention, part)
-        return join_queries([self.join_calls(history, tensors) for history in histories])
+        found = [self.join_calls(history, tensors) for history in histories]
+        if len(found) > 1 and have_equal_weights([history.build_map().planes.request for history in histories]):
+            return torch.cat(found, 3)
+        return join_queries(found)
 
     def join_calls(self, history: KVHistory, tensors: Mapping[Any, Tensor]) -> Tensor:
         """Return the tensors (b, h, q, e) of all calls of a history along their queries, of the heads that were recorded."""

@@ -77,7 +77,8 @@ def heads(
     other = "cross" if kind == "self" else "self"
     if not rows and recording.layers(other, part):
         return Heads(rows, (f"the recording has no {kind} attention, but {other} attention: pass kind={other!r}.",))
-    implicit = len(recording.layers(IMPLICIT, part)) if layers is None else 0
+    signed = set(recording.layers(IMPLICIT, part)) - set(recording.layers(kind, part)) if layers is None else ()
+    implicit = len([name for name in recording.layers(IMPLICIT, part) if name in signed])
     if not rows and implicit:
         return Heads(rows, ("no layer has a softmax; kind='implicit' scores those without by the sizes of their entries.",))
     notes = (*split, *wanted.describe_missing_scores(kind, describe_wordless_keys(recording, kind, part)))

@@ -22,12 +22,22 @@ def list_token_mixers(run: Run, kind: str | None, part: str | None) -> list[tupl
     if kind is not None or not run.layers(IMPLICIT, part):
         known = SELF if kind is None else kind
         return [(known, number) for number in range(len(run.layers(known, part)))]
-    found = run.list_ordered_layers((SELF, IMPLICIT), part)
     names = {one: run.layers(one, part) for one in (SELF, IMPLICIT)}
+    softmaxes = set(names[SELF])  # a module that subtracts contexts of softmaxes has their signed map too: it counts once
+    names[IMPLICIT] = [name for name in names[IMPLICIT] if name not in softmaxes]
     check_blocks(names)
-    for number, name in enumerate(names[IMPLICIT]):
-        mechanism = run.map(number, kind="implicit", part=part).mechanism
-        if not isinstance(mechanism, LinearRecurrence | Convolution) and not is_causal(run, number, part):
+    found = []
+    for one, number in run.list_ordered_layers((SELF, IMPLICIT), part):
+        name = run.layers(one, part)[number]
+        if one == IMPLICIT and name in softmaxes:
+            continue
+        found.append((one, number))
+        mechanism = run.map(number, kind="implicit", part=part).mechanism if one == IMPLICIT else None
+        if (
+            mechanism is not None
+            and not isinstance(mechanism, LinearRecurrence | Convolution)
+            and not is_causal(run, number, part)
+        ):
             raise ConfigError(
                 f"{name} has no softmax, and whether its keys are the tokens of its queries is not recorded: pass "
                 f"kind={SELF!r} for the layers with a softmax alone, or kind={IMPLICIT!r} for those without, if they are."

@@ -5,6 +5,7 @@ A torch function mode sees every call of a torch function in its thread, includi
 
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -37,15 +38,18 @@ from regard.observe.interception.provenance import PARAMETRIZES, ModuleFrame, is
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.repeated_layers import RepeatedLayers
 from regard.observe.interception.skippable import KINDS
+from regard.observe.interception.subtracted_contexts import SUBTRACTS, read_subtraction
 from regard.observe.interception.thread_state import (
     STATE,
     InterceptionPause,
     change_recurrence,
     dispatch_call,
     dispatch_ended,
+    dispatch_recurrence,
     explain_error,
     list_owners,
     report_missed,
+    report_unread_part,
 )
 
 MADE = (Tensor, tuple, list)
@@ -175,10 +179,30 @@ class AttentionFunctionMode(TorchFunctionMode):
             self.keep_step(func, name, *given, outputs)
         if len(self.tracker.linear.found) > found and isinstance(result, Tensor):
             result = outputs = self.change_linear(result)
+        if frames[-1].contexts and name in SUBTRACTS and wrapper is None:
+            self.read_subtraction(frames[-1], name, given, outputs)
         frames[-1].log_operation(args, kwargs, outputs, name)
         if type(result) is not Tensor and isinstance(result, Tensor) and not is_readable(result):
             self.report_opaque(name, role, args, result)
         return result
+
+    def read_subtraction(self, frame: ModuleFrame, name: str, given: Any, outputs: Any) -> None:
+        """Pass the signed map of contexts that a function subtracted to the watchers that record, or the reason for none."""
+        (args, kwargs), watchers = given, [one for one in STATE.watchers if not one.can_change_calls]
+        if kwargs or len(args) != 2 or not all(type(one) is Tensor and one.dim() == 4 for one in args) or not watchers:
+            return
+        with InterceptionPause(), torch.no_grad():
+            try:
+                with disable_modes():
+                    made = [(call, read(made)) for call, read, made in frame.contexts]
+                    found = read_subtraction(made, name, args[0], args[1], outputs)
+            except Exception as error:
+                report_unread_part(explain_error(error), watchers)
+                return
+            if found is not None:
+                frame.contexts.clear()
+                STATE.effects += 1  # a module that repeats the softmax is followed, too
+                dispatch_recurrence(replace(found, result=outputs), watchers)
 
     def follow_function(self, frames: Any, func: Any, name: str, *call: Any) -> HandwrittenCall | None:
         """Follow a function; return the call of attention that it completes, or None. A failure must not stop the model."""

@@ -283,6 +283,8 @@ def dispatch_call(
             )
             if STATE.mode is not None and STATE.mode.positions.stored:
                 STATE.mode.follow_positions(STATE.mode.positions.follow_call, call, adapter, result)
+            if STATE.frames and adapter.context is not None and adapter.postpone is None:
+                STATE.frames[-1].add_context(call, adapter.context, result)
             return result
         call, adapter = change_recurrence(call, adapter)
         result = adapter.run()
@@ -338,9 +340,9 @@ def change_recurrence(call: RecurrenceCall, adapter: CallAdapter) -> tuple[Recur
     return call, replace(adapter, run=lambda: write(context, result), context_changes=())
 
 
-def dispatch_recurrence(call: RecurrenceCall) -> None:
-    """Pass a call without a softmax to every watcher of a running module, the last first."""
-    for watcher in reversed(STATE.watchers):
+def dispatch_recurrence(call: RecurrenceCall, watchers: list[Watcher] | None = None) -> None:
+    """Pass a call without a softmax to every watcher of a running module, or to those of some watchers, the last first."""
+    for watcher in reversed(STATE.watchers if watchers is None else watchers):
         name = find_name(watcher)
         if name is not None:
             watcher.handle_recurrence(call, name)
@@ -412,6 +414,15 @@ def report_missed(kernel: str, reason: str, watchers: list[Watcher] | None = Non
         name = find_name(watcher)
         if name is not None:
             watcher.report_missed(MissedCall(kernel, name, reason))
+
+
+def report_unread_part(reason: str, watchers: list[Watcher]) -> None:
+    """Report to watchers of a running module what its calls do not hold."""
+    STATE.effects += 1
+    for watcher in watchers:
+        name = find_name(watcher)
+        if name is not None:
+            watcher.handle_unread_part(reason, name)
 
 
 def choose_by_numbers(choice: bool) -> bool:
