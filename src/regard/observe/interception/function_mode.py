@@ -31,13 +31,13 @@ from regard.observe.interception.handwritten.undivided_contexts import Undivided
 from regard.observe.interception.handwritten.unread_memories import writes_to_memory
 from regard.observe.interception.handwritten.unread_recurrences import MEMORY, find_token_axes, find_unread_recurrence
 from regard.observe.interception.handwritten.weight_steps import WeightSteps
-from regard.observe.interception.layer_steps import LayerStep
 from regard.observe.interception.pixel_positions import PixelPositions
 from regard.observe.interception.plain_tensors import UnreadableError, disable_modes
 from regard.observe.interception.provenance import PARAMETRIZES, ModuleFrame, is_readable, list_tensors_by_place
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.repeated_layers import RepeatedLayers
 from regard.observe.interception.skippable import KINDS
+from regard.observe.interception.step_description import LayerStep
 from regard.observe.interception.subtracted_contexts import SUBTRACTS, read_subtraction
 from regard.observe.interception.thread_state import (
     STATE,
@@ -52,7 +52,7 @@ from regard.observe.interception.thread_state import (
     report_unread_part,
 )
 
-MADE = (Tensor, tuple, list)
+MADE, SIZE = (Tensor, tuple, list), torch.Size
 OPAQUE = (
     "its tensors are of type {}, which has no data of its own, so that attention written out by hand is not followed in them"
 )
@@ -65,6 +65,8 @@ class AttentionFunctionMode(TorchFunctionMode):
     """A torch function mode that dispatches the attention functions of a thread to their wrappers."""
 
     def __init__(self) -> None:
+        self.frames = STATE.frames  # of the thread that the mode is of
+        self.skippable_modules = STATE.skippable_modules
         self.tracker = HandwrittenTracker()
         self.undivided = UndividedContexts()
         self.loops = LoopTracker()
@@ -84,20 +86,27 @@ class AttentionFunctionMode(TorchFunctionMode):
         self.layers.clear()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        wrapper, name, kernel, role = classify_function(func)
-        if not may_be_held(func) or (kwargs and ("out" in kwargs or kwargs.get("inplace"))):
-            for frame in STATE.frames[-1:]:
-                frame.release_steps()
-        result = wrapper(func, *args, **kwargs) if wrapper is not None and STATE.is_active else func(*args, **kwargs)
+        kwargs, frames = kwargs or {}, self.frames
+        layer = frames[-1].layer if frames else None
+        if layer is not None and (not may_be_held(func) or (kwargs and ("out" in kwargs or kwargs.get("inplace")))):
+            frames[-1].release_steps()
+            layer = None
+        if layer is not None and layer.is_deferred:
+            result = func(*args, **kwargs)
+            kind = type(result)
+            if kind is SIZE or (kind in MADE and layer.defer(func, args, kwargs, result)):
+                return result
+        else:
+            wrapper = classify_function(func)[0]
+            result = wrapper(func, *args, **kwargs) if wrapper is not None and STATE.is_active else func(*args, **kwargs)
         kind = type(result)
-        is_made = kind is Tensor or (isinstance(result, MADE) and kind is not torch.Size) or func is Tensor.__setitem__
-        if not is_made or not (frames := STATE.frames) or not STATE.is_active:
+        is_made = kind is Tensor or (isinstance(result, MADE) and kind is not SIZE) or func is Tensor.__setitem__
+        if not is_made or not frames or not STATE.is_active:
             return result
         with torch._C.DisableTorchFunction():
             if frames[-1].layer is None:
-                return self.follow_step(frames, func, wrapper, name, kernel, role, args, kwargs, result)
-            return self.take_step(LayerStep(func, args, kwargs, result))
+                return self.follow_step(frames, func, *classify_function(func), args, kwargs, result)
+            return self.take_step((func, args, kwargs, result))
 
     def take_step(self, step: LayerStep) -> Any:
         """Hold a function or a child module that ran, if the module that runs is held, and follow it unless it is deferred.
@@ -111,7 +120,7 @@ class AttentionFunctionMode(TorchFunctionMode):
             if not layer.add(step):
                 frame.release_steps()
             if is_deferred:
-                return step.result
+                return step[3]
         return self.follow(step)
 
     def follow(self, step: LayerStep) -> Any:
@@ -134,7 +143,7 @@ class AttentionFunctionMode(TorchFunctionMode):
         """Log a function or a child module that ran, without following it."""
         run, args, kwargs, result = step
         if isinstance(run, nn.Module):
-            log_child(STATE.frames[-1], run, args, kwargs, result)
+            log_child(self.frames[-1], run, args, kwargs, result)
             return
         name = classify_function(run)[1]
         args, kwargs = list_tensors_by_place(name, args, kwargs)

@@ -1,6 +1,6 @@
 """What was found in a layer by the numbers of its tensors: its call of attention, and what is followed of it."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ from regard.observe.interception.handwritten.row_comparison import RowLayout, bu
 from regard.observe.interception.handwritten.score_form import ScoreForm
 from regard.observe.interception.handwritten.traces import Trace
 from regard.observe.interception.provenance import ModuleFrame
+from regard.observe.interception.step_description import StepDescription
 from regard.observe.interception.thread_state import dispatch_call
 
 
@@ -124,7 +125,7 @@ class FollowedTensor(NamedTuple):
 class LayerForm(NamedTuple):
     """What was found in a layer: what ran in it, its call of attention, and what is followed of it."""
 
-    description: list[Hashable]
+    description: StepDescription
     call: CallForm | None
     followed: tuple[FollowedTensor, ...]
 

@@ -6,6 +6,7 @@ names are patched meanwhile.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -14,9 +15,10 @@ from torch._C import _current_graph_task_id as backward
 from torch._C import _push_on_torch_function_stack as push
 
 from regard.observe.interception.attention_call import MissedCall
-from regard.observe.interception.layer_steps import LayerStep
+from regard.observe.interception.layer_steps import runs_plainly
 from regard.observe.interception.patching import AttributePatch
 from regard.observe.interception.recurrent.token_mixers import can_mix_tokens, report_token_mixer
+from regard.observe.interception.skippable import KINDS
 from regard.observe.interception.thread_state import (
     STATE,
     TRACED,
@@ -42,19 +44,26 @@ def build_patches() -> list[AttributePatch]:
     def call_module(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if STATE.is_in_skippable:
             return call(self, *args, **kwargs)
-        if not STATE.frames:
-            activate_watchers()
-        if not STATE.is_active:
-            return call_unwatched(call, self, *args, **kwargs)
-        passes = not kwargs and id(self) in STATE.skippable_modules and not may_move_pixels(self)
-        if passes and len(args) != 1:  # two arguments could form pairs of tokens
-            passes = bool(STATE.frames) and STATE.mode.layers.makes_no_scores(self, args)
-        if STATE.frames and not (passes and keeps_input(self)):
-            STATE.frames[-1].release_steps()
-        output = call_skippable(call, self, *args) if passes else call_in_frame(call, self, *args, **kwargs)
+        mode = STATE.mode
+        layer = mode.frames[-1].layer if mode is not None and mode.frames else None
+        if layer is not None and layer.is_deferred and is_deferrable(self, mode, args, kwargs) and pop_mode():
+            output = call_without_mode(call, self, mode, args)
+            if layer.defer(self, args, kwargs, output):
+                return output
+        else:
+            if not STATE.frames:
+                activate_watchers()
+            if not STATE.is_active:
+                return call_unwatched(call, self, *args, **kwargs)
+            passes = not kwargs and id(self) in STATE.skippable_modules and not may_move_pixels(self)
+            if passes and len(args) != 1:  # two arguments could form pairs of tokens
+                passes = bool(STATE.frames) and STATE.mode.layers.makes_no_scores(self, args)
+            if STATE.frames and not (passes and keeps_input(self)):
+                STATE.frames[-1].release_steps()
+            output = call_skippable(call, self, *args) if passes else call_in_frame(call, self, *args, **kwargs)
         if STATE.frames:
             with torch._C.DisableTorchFunction():
-                STATE.mode.take_step(LayerStep(self, args, kwargs, output))
+                STATE.mode.take_step((self, args, kwargs, output))
         return output
 
     return [(nn.Module, "__call__", call_module)]
@@ -67,10 +76,22 @@ def may_move_pixels(module: nn.Module) -> bool:
     return bool(module._modules) or type(module).__module__ not in ENTRYWISE_OR_STRIDED
 
 
+def is_deferrable(module: nn.Module, mode: Any, args: Any, kwargs: Any) -> bool:
+    """Return whether a module is one that runs inside deferred steps: it cannot attend, and does not write into its input."""
+    passes = len(args) == 1 and not kwargs and id(module) in mode.skippable_modules and keeps_input(module)
+    return passes and not (module._forward_hooks or module._forward_pre_hooks) and runs_plainly()
+
+
 def keeps_input(module: nn.Module) -> bool:
     """Return whether a module that cannot attend is one of torch that does not write into its input."""
-    is_known = type(module).__module__.startswith("torch.nn.modules.") and not module._modules
-    return is_known and not getattr(module, "inplace", False)
+    kind: Any = type(module)
+    return is_of_torch(kind) and not module._modules and not vars(module).get("inplace")
+
+
+@lru_cache(KINDS)
+def is_of_torch(kind: Any) -> bool:
+    """Return whether a class is one of torch's modules."""
+    return bool(kind.__module__.startswith("torch.nn.modules."))
 
 
 def call_skippable(call: Callable[..., Any], module: nn.Module, *args: Any) -> Any:
@@ -82,12 +103,17 @@ def call_skippable(call: Callable[..., Any], module: nn.Module, *args: Any) -> A
         return call(module, *args)
     if not pop_mode():
         return call_in_frame(call, module, *args)
+    return call_without_mode(call, module, STATE.mode, args)
+
+
+def call_without_mode(call: Callable[..., Any], module: nn.Module, mode: Any, args: Any) -> Any:
+    """Call a module that cannot attend once the torch function mode was popped, and push it again."""
     STATE.is_in_skippable = True
     try:
         return call(module, *args)
     finally:
         STATE.is_in_skippable = False
-        push(STATE.mode)
+        push(mode)
 
 
 def call_in_frame(call: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:

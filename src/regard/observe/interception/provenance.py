@@ -375,10 +375,13 @@ def is_weight(module: nn.Module, x: Tensor | None) -> bool:
 
     torch.func.functional_call puts plain tensors in the place of parameters.
     """
-    if x is None:
-        return False
+    return x is not None and any(x is one for one in list_weights(module))
+
+
+def list_weights(module: nn.Module) -> list[Tensor | None]:
+    """Return the buffers and parameters of a module and of its children."""
     holders = [one for one in (module, *module._modules.values()) if one is not None]
-    return any(x is one for holder in holders for own in (holder._buffers, holder._parameters) for one in own.values())
+    return [one for holder in holders for own in (holder._buffers, holder._parameters) for one in own.values()]
 
 
 def list_entries(x: Any) -> Any:

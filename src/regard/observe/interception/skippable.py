@@ -54,7 +54,8 @@ def find_skippable(modules: Iterable[nn.Module]) -> dict[int, nn.Module]:
             continue
         if can_mix_tokens(module):  # to be reported if it is not read
             continue
-        if any(loop.isdisjoint(module._modules) for loop in classes[kind].loops):
+        loops = classes[kind].loops
+        if loops and any(loop.isdisjoint(module._modules) for loop in loops):
             continue
         parts = [id(part) for part in module._modules.values() if part is not None]
         if modules_by_id.keys() >= {*parts} and holds_inert_values(module, names):

@@ -248,6 +248,8 @@ class InterceptionPause:
     """A context in which nothing is recorded, and functions run without this thread's mode."""
 
     def __enter__(self) -> None:
+        if STATE.frames:
+            STATE.frames[-1].follow_deferred_steps()
         STATE.pause_depth += 1
         self.taken = pop_mode()
 

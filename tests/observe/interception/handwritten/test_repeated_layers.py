@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch.overrides import BaseTorchFunctionMode, TorchFunctionMode
 
 from default_dtype import use_default_dtype
 from observe.interception.handwritten.handwritten_attention import C, H, Own
@@ -19,6 +19,7 @@ from observe.recording_checks import are_equal
 from regard.observe import Recording, record
 from regard.observe.interception import layer_steps, repeated_layers
 from regard.observe.interception.function_mode import AttentionFunctionMode
+from regard.observe.interception.thread_state import InterceptionPause
 
 pytestmark = pytest.mark.filterwarnings("ignore:not recorded")
 
@@ -56,13 +57,18 @@ def record_both(model: nn.Module, *given: Tensor, **options: object) -> tuple[Re
         with record(model, **options) as recording:
             found = model(*given)
     assert are_equal(found, expected)
+    compare_recordings(recording, followed)
+    return recording, sum(repeated)
+
+
+def compare_recordings(recording: Recording, followed: Recording) -> None:
+    """A recording is the same as one for which each layer was followed."""
     assert recording.missed == followed.missed
     assert recording.notes == followed.notes
     assert [*map(describe, recording.calls)] == [*map(describe, followed.calls)]
     for call, other in zip(recording.calls, followed.calls, strict=True):
         assert are_equal(call.map.dense(), other.map.dense())
         assert are_equal(*(getattr(one.stored, "v", None) for one in (call, other)))
-    return recording, sum(repeated)
 
 
 def describe(call) -> tuple[object, ...]:
@@ -361,6 +367,27 @@ def test_what_ran_in_a_layer_before_a_recording_starts_is_not_recorded():
             model(torch.randn(1, 5, C))
     assert len(recording.calls) == 4
     assert [call.name for call in later[0].calls] == ["layers.3"]
+
+
+class Paused(nn.Module):
+    """Attention with another product of its weights in a pause, below a mode of the user."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(C, 3 * C)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        weights = (q @ k.mT).softmax(-1)
+        with BaseTorchFunctionMode(), InterceptionPause():
+            other = weights @ k
+        return weights @ v + other
+
+
+def test_what_runs_in_a_pause_is_not_followed_later():
+    recording, _ = record_both(Stack([Paused() for _ in range(4)]), torch.randn(2, 5, C))
+    assert len(recording.calls) == 4
+    assert not recording.notes
 
 
 def test_forward_hooks_read_the_calls_of_their_layers():
