@@ -1,10 +1,11 @@
-"""A bias of products with distances or of groups is the same after a file, and a header that describes none is refused."""
+"""A bias of products, of groups or of a grid is the same after a file, and a header that describes none is refused."""
 
 import pytest
 import torch
 
 from map.test_distance_products import DOUBLE, B, H, K, Q, draw_term
 from regard.map.distance_products import DistanceProducts
+from regard.map.grid_bias import Grid, GridBias
 from regard.map.grouped_bias import GroupedBias
 from regard.map.relative_bias import RelativeBias
 from regard.observe.header_values import require_bias
@@ -85,5 +86,42 @@ def test_a_header_of_no_groups_is_refused(wrong):
             "floats": groups.double(),
             "no groups": groups[:0],
         }[wrong]
+    with pytest.raises((ValueError, TypeError)):
+        require_bias(header, packed.tensors)
+
+
+def draw_grid() -> GridBias:
+    """A bias of some queries and keys of a grid with a class token, the same for all batch rows."""
+    grid = Grid(1, 5, 8)
+    numbers = torch.randn(1, H, grid.count, dtype=DOUBLE)
+    return GridBias(numbers, grid)[:, :, 2:40, 3:].expand(B, H, 38, 38)
+
+
+def test_a_grid_is_the_same_after_a_file_and_a_copy(tmp_path):
+    bias, packed = draw_grid(), NamedTensors()
+    header = packed.add(bias)
+    for found in (require_bias(header, packed.tensors), Store(folder=tmp_path).copy_tensor(bias)):
+        assert isinstance(found, GridBias)
+        assert torch.equal(found.to_dense(), bias.to_dense())
+        assert found.nbytes == bias.nbytes
+    assert sum(x.nbytes for x in packed.tensors.values()) == bias.nbytes
+
+
+@pytest.mark.parametrize(
+    "wrong", ["shape", "heads", "many first tokens", "another grid", "no step", "starts", "few numbers", "axes"]
+)
+def test_a_header_of_no_grid_is_refused(wrong):
+    packed = NamedTensors()
+    header = packed.add(draw_grid())
+    numbers = packed.tensors[header["numbers"]]
+    header |= {
+        "shape": {"shape": [B, H, 38, 39]},
+        "heads": {"shape": [B, H + 1, 38, 38]},
+        "many first tokens": {"grid": [2, 5, 8, 1]},
+        "another grid": {"grid": [1, 8, 4, 1]},
+        "no step": {"grid": [1, 5, 8, 0]},
+        "starts": {"starts": [2, -1]},
+    }.get(wrong, {})
+    packed.tensors[header["numbers"]] = {"few numbers": numbers[..., 1:], "axes": numbers[None]}.get(wrong, numbers)
     with pytest.raises((ValueError, TypeError)):
         require_bias(header, packed.tensors)

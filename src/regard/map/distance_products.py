@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.map.computed_bias import ComputedBias, MatrixIndex, define_entrywise, drop_repeated_axes
+from regard.map.grid_bias import GridBias
 from regard.map.grouped_bias import GroupedBias
 from regard.map.relative_bias import RelativeBias
 from regard.mechanism.request import disable_autocast
@@ -291,10 +292,12 @@ def expand_term(term: DistanceTerm, shape: tuple[int, ...] | torch.Size) -> Dist
 
 
 def drop_expanded(x: Tensor) -> Tensor:
-    """Return a tensor, a relative bias or one of groups, with size 1 for each axis along which it is expanded."""
+    """Return a tensor, or a bias of distances, groups or a grid, with size 1 for each axis along which it is expanded."""
     if isinstance(x, RelativeBias):
         leading = (slice(None) if stride else slice(1) for stride in x.diagonals.stride()[:-1])
         return RelativeBias(x.diagonals[tuple(leading)], x.shape[-2])
     if isinstance(x, GroupedBias):
         return GroupedBias(drop_repeated_axes(x.numbers), x.groups)
+    if isinstance(x, GridBias):
+        return x.copy_with(drop_repeated_axes(x.numbers))
     return drop_repeated_axes(x)

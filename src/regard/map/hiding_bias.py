@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from regard.map.distance_products import DistanceProducts, drop_expanded
+from regard.map.grid_bias import GridBias
 from regard.map.grouped_bias import GroupedBias
 from regard.map.relative_bias import RelativeBias
 from regard.mechanism.request import Request
@@ -28,7 +29,7 @@ def find_hiding_bias(request: Request) -> float:
         products, bias = bias.bound(), bias.rest
     exact = torch.finfo(score_dtype(request.q.dtype))
     underflow = 1 + math.log(2) - math.log(exact.smallest_normal) - math.log(exact.eps)
-    if bias is None or not bias.numel() or (isinstance(bias, GroupedBias) and bias.bound() <= underflow):
+    if bias is None or not bias.numel() or (isinstance(bias, GroupedBias | GridBias) and bias.bound() <= underflow):
         return -math.inf
     blocks = split_entries(bias)
     found, lowest = -math.inf, find_lowest(blocks, -math.inf)

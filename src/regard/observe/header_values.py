@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.map.distance_products import DistanceProducts, DistanceTerm
+from regard.map.grid_bias import Grid, GridBias
 from regard.map.grouped_bias import GroupedBias
 from regard.map.relative_bias import RelativeBias
 
@@ -82,8 +83,10 @@ def require_relative_bias(x: Any, tensors: dict[str, Tensor]) -> RelativeBias:
 
 
 def require_bias(x: Any, tensors: dict[str, Tensor]) -> Tensor:
-    """Return the bias of x: the name of a tensor, of diagonals with their number of queries, or those of products or groups."""
+    """Return the bias of x: the name of a tensor, or those of diagonals, products, groups or a grid, with what they need."""
     if isinstance(x, dict):
+        if "grid" in x:
+            return require_grid_bias(x, tensors)
         return require_grouped_bias(x, tensors) if "groups" in x else require_distance_products(x, tensors)
     return require_relative_bias(x, tensors) if isinstance(x, list) else tensors[x]
 
@@ -106,6 +109,22 @@ def require_grouped_bias(x: dict[str, Any], tensors: dict[str, Tensor]) -> Group
     if any(m not in (1, n) for m, n in sizes) or (numbers.shape[2], groups.shape[1]) != shape[2:]:
         raise ValueError(f"numbers {tuple(numbers.shape)} and groups {tuple(groups.shape)} do not fit {shape}")
     return GroupedBias(numbers, groups).expand(shape)
+
+
+def require_grid_bias(x: dict[str, Any], tensors: dict[str, Tensor]) -> GridBias:
+    """Return the bias of x: the name of the numbers of a grid, the grid, and the first query and key of its span."""
+    shape = tuple(require_count(size) for size in require_list(x["shape"], 4))
+    numbers, grid = tensors[x["numbers"]], Grid(*map(require_count, require_list(x["grid"], 4)))
+    if grid.first > 1 or min(grid.rows, grid.columns, grid.step) < 1:
+        raise ValueError(f"{grid} is no grid")
+    starts = map(require_count, require_list(x["starts"], 2))
+    queries, keys = (range(start, start + n) for start, n in zip(starts, shape[2:], strict=True))
+    if numbers.dim() != 3 or numbers.dtype not in REAL or numbers.shape[2] != grid.count:
+        raise ValueError(f"numbers {tuple(numbers.shape)} do not fit {grid}")
+    is_expanded = all(m in (1, n) for m, n in zip(numbers.shape[:2], shape[:2], strict=True))
+    if not is_expanded or queries.stop > grid.queries or keys.stop > grid.keys:
+        raise ValueError(f"numbers {tuple(numbers.shape)} of {grid} do not fit {shape}")
+    return GridBias(numbers, grid, queries, keys).expand(shape)
 
 
 def require_distance_products(x: dict[str, Any], tensors: dict[str, Tensor]) -> DistanceProducts:

@@ -16,8 +16,9 @@ from regard.observe.checksums import compute_checksums, compute_header_checksum,
 
 # 2 adds additive scores and words of each axis; 3 checksums; 4 maps without a softmax; 5 biases by their diagonals; 6 those of
 # products with distances; 7 those of groups of keys
-FORMAT, VERSION = "regard recording", 7
-BEFORE_RECURRENCES, BEFORE_DIAGONALS, BEFORE_PRODUCTS, BEFORE_GROUPS = 3, 4, 5, 6  # of a file without; earlier code reads it
+FORMAT, VERSION = "regard recording", 8
+# of a file without; earlier code reads it
+BEFORE_RECURRENCES, BEFORE_DIAGONALS, BEFORE_PRODUCTS, BEFORE_GROUPS, BEFORE_GRIDS = 3, 4, 5, 6, 7
 HEADER, SUMS, SUM = "recording", "checksums", "checksum"  # metadata: our header, checksums of tensors, of the rest
 ATTEMPTS = 100  # to read a file that is being replaced
 

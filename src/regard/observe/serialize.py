@@ -6,6 +6,7 @@ from torch import Tensor
 
 from regard.map.computed_bias import drop_repeated_axes
 from regard.map.distance_products import DistanceProducts, drop_expanded
+from regard.map.grid_bias import GridBias
 from regard.map.grouped_bias import GroupedBias
 from regard.map.relative_bias import RelativeBias
 from regard.observe import implicit_serialization, safetensors_file
@@ -39,7 +40,7 @@ class NamedTensors:
         """Return the name of a tensor in the file, adding it if needed; None for None.
 
         A relative bias is the name of its diagonals, and its queries; one of products with distances is the names of its terms,
-        and one of groups of keys those of its numbers and groups.
+        one of groups of keys those of its numbers and groups, and one of a grid that of its numbers, and the grid.
         """
         if x is None:
             return None
@@ -50,6 +51,10 @@ class NamedTensors:
             return {"shape": list(x.shape), "terms": terms, "rest": None if x.rest is None else self.add(drop_expanded(x.rest))}
         if isinstance(x, GroupedBias):
             return {"shape": list(x.shape), "numbers": self.add(drop_repeated_axes(x.numbers)), "groups": self.add(x.groups)}
+        if isinstance(x, GridBias):
+            spans = [x.queries.start, x.keys.start]
+            grid = [x.grid.first, x.grid.rows, x.grid.columns, x.grid.step]
+            return {"shape": list(x.shape), "numbers": self.add(drop_repeated_axes(x.numbers)), "grid": grid, "starts": spans}
         key = x.data_ptr(), x.shape, x.stride(), x.dtype
         if key not in self.names or not x.numel():
             self.names[key] = f"t{len(self.tensors)}"
@@ -80,8 +85,10 @@ def find_version(recording: Any) -> int:
     biases = [call.stored.bias for call in recording.calls if not isinstance(call, ImplicitCall)]
     biases += [call.stored.mechanism.tensors.get("bias") for call in implicit]
     biases += [x.rest for x in biases if isinstance(x, DistanceProducts)]
-    if any(isinstance(x, GroupedBias) for x in biases):
+    if any(isinstance(x, GridBias) for x in biases):
         return safetensors_file.VERSION
+    if any(isinstance(x, GroupedBias) for x in biases):
+        return safetensors_file.BEFORE_GRIDS
     if any(isinstance(x, DistanceProducts) for x in biases):
         return safetensors_file.BEFORE_GROUPS
     if any(isinstance(x, RelativeBias) for x in biases):

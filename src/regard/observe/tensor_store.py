@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard.errors import ConfigError
 from regard.map.distance_products import DistanceProducts, drop_expanded
+from regard.map.grid_bias import GridBias
 from regard.map.grouped_bias import GroupedBias
 from regard.map.relative_bias import RelativeBias
 from regard.mechanism.arguments import check_path, describe_value
@@ -50,7 +51,7 @@ class Store:
         """Return a copy of x that nothing else writes to, memory-mapped from the folder if there is one and x is large."""
         if isinstance(x, RelativeBias):
             return RelativeBias(self.copy_tensor(x.diagonals), x.shape[-2])
-        if isinstance(x, DistanceProducts | GroupedBias):
+        if isinstance(x, DistanceProducts | GroupedBias | GridBias):
             return x.apply(lambda one: self.copy_tensor(drop_expanded(one)))
         copy = x.clone(memory_format=torch.contiguous_format)
         if self.folder is None or x.nbytes < SMALL or x.device.type != "cpu":
