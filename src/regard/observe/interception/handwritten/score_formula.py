@@ -314,8 +314,9 @@ def join_rules(parts: ScoreParts, low: float, q: Tensor, k: Tensor) -> Any:
     if bias is None:
         return (EVERYTHING, 0, None) if mask is None else infer_rule(mask, q, k)
     bias = bias.to(score_dtype(bias.dtype))
-    bias = reduce_to_keys(bias, None if added is None else added <= low, score_dtype(q.dtype)).clone()
-    return infer_rule_with_bias(mask, False, compress_bias(bias), q, k)
+    hidden = None if added is None else added <= low
+    bias = reduce_to_keys(bias, hidden, score_dtype(q.dtype)).clone()
+    return infer_rule_with_bias(mask, False, compress_bias(bias, hidden), q, k)
 
 
 def bound_scores(parts: ScoreParts, q: Tensor, k: Tensor) -> float:
