@@ -265,8 +265,8 @@ class Intervention:
             self.missed[name] = SCALED
 
     def may_miss(self, module: nn.Module, length: int = 0) -> bool:
-        """Return False: modules without attention are not changed."""
-        return False
+        """Return whether layers without a softmax are to be changed, so that a loop or a scan over vectors is one of them."""
+        return not length and id(module) in self.names and any(change.kind == IMPLICIT for change in self.requested_changes)
 
     def handle_token_mixer(self, module: nn.Module, reason: str, length: int = 0) -> None:
         """Do nothing when a module that mixes tokens ran."""

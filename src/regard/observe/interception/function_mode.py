@@ -32,7 +32,7 @@ from regard.observe.interception.handwritten.unread_memories import writes_to_me
 from regard.observe.interception.handwritten.unread_recurrences import MEMORY, find_token_axes, find_unread_recurrence
 from regard.observe.interception.handwritten.weight_steps import WeightSteps
 from regard.observe.interception.pixel_positions import PixelPositions
-from regard.observe.interception.plain_tensors import UnreadableError, disable_modes
+from regard.observe.interception.plain_tensors import disable_modes
 from regard.observe.interception.provenance import PARAMETRIZES, ModuleFrame, is_readable, list_tensors_by_place
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.repeated_layers import RepeatedLayers
@@ -343,7 +343,7 @@ class AttentionFunctionMode(TorchFunctionMode):
         try:
             with disable_modes():
                 found = read()
-        except UnreadableError:
+        except Exception:  # the module is then reported as one that is not read
             return False
         dispatch_call(found[0].kernel, lambda: None, lambda: found)
         return True

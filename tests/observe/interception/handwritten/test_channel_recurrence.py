@@ -183,6 +183,13 @@ def test_a_loop_over_vectors_of_another_form_is_missed(style):
     assert [(one.module, one.reason) for one in recording.missed] == [("0", LOOP)]
 
 
+@pytest.mark.parametrize(("kind", "style"), [(Loops, "gate"), (Rounds, "double_steps")])
+def test_an_intervention_says_that_a_loop_or_a_scan_over_vectors_stays_unchanged(kind, style):
+    whole, knock_out = nn.Sequential(kind(style)), regard.KnockOut(layer=0, head=0, kind="implicit")
+    with pytest.warns(UserWarning, match="stays unchanged"), regard.intervene(whole, knock_out):
+        whole(torch.randn(B, T, C))
+
+
 def test_gates_of_heads_make_a_map_for_each_head():
     class Heads(nn.Module):
         def __init__(self) -> None:
