@@ -40,9 +40,9 @@ EXCEPTIONS = {  # families whose source does not show how they attend
 }
 SCIPY, TIMM = (f"it needs the package {name}; measured where that is installed" for name in ("scipy", "timm"))
 REASONS = {  # why a family is not tried
-    "dinat": "it needs the package natten, whose kernels no hook sees: its layers are in `missed`",
+    "dinat": "it needs natten before 0.20, compiled from its source, whose kernels no hook sees: its layers are in `missed`",
     "layoutlmv2": "its model needs detectron2; recorded with a convolution in place of its network for pictures",
-    "mra": "it needs kernels for a GPU, which no hook sees: its layers are in `missed`",
+    "mra": "it needs kernels for a GPU from a model hub, which no hook sees: its layers are in `missed`",
     "edgetam": "its network for pictures is one of the package timm; edgetam_video, without it, is measured",
     "fast_vlm": TIMM,
     "pe_audio_video": TIMM,
