@@ -89,19 +89,37 @@ def look_back(x: Tensor) -> Tensor:
     return padded.unfold(1, 2, 1).movedim(-1, 2).flatten(2, 3)
 
 
+def join_padded(x: Tensor) -> Tensor:
+    padded = nn.functional.pad(x, (0, 0, 0, 0, 1, 0))
+    return torch.cat([padded[:, :-1], padded[:, 1:]], 2)
+
+
+def join_rolled(x: Tensor) -> Tensor:
+    return torch.cat([x.roll(1, 1), x], 2)
+
+
+def overlap(x: Tensor) -> Tensor:
+    """Windows of one tensor that share memory."""
+    n, w, i, d = x.shape
+    padded = nn.functional.pad(x.flatten(1, 2), (0, 0, i, 0)).contiguous()
+    return padded.as_strided((n, w, 2 * i, d), ((w + 1) * i * d, i * d, d, 1))
+
+
 class WindowedArguments(nn.Module):
     """Attention of queries (b, h, t, d) or (n, t, d) that it is given, in windows that see the one before: local-attention."""
 
-    weights: Tensor
+    def __init__(self, gather: Callable[[Tensor], Tensor] = look_back) -> None:
+        super().__init__()
+        self.gather, self.weights = gather, torch.empty(0)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         t, short = q.shape[-2], -q.shape[-2] % WINDOW
         q, k, v = (nn.functional.pad(x.reshape(-1, *q.shape[-2:]), (0, 0, 0, short)) for x in (q, k, v))
         own, keys, values = (x.unflatten(1, (-1, WINDOW)) for x in (q, k, v))
-        scores = torch.einsum("bhie,bhje->bhij", own, look_back(keys))
+        scores = torch.einsum("bhie,bhje->bhij", own, self.gather(keys))
         places = torch.arange(scores.shape[1])[:, None, None] * WINDOW + torch.arange(-WINDOW, WINDOW)
         self.weights = scores.masked_fill((places < 0) | (places >= t), -1e30).softmax(-1)
-        return torch.einsum("bhij,bhje->bhie", self.weights, look_back(values)).flatten(1, 2)
+        return torch.einsum("bhij,bhje->bhie", self.weights, self.gather(values)).flatten(1, 2)
 
 
 class WindowedProjections(nn.Module):
@@ -133,6 +151,20 @@ def test_windows_are_batch_rows_where_numbers_coincide(lead, windows, short, is_
     assert recording.map(0).shape == expected.shape
     torch.testing.assert_close(recording.map(0).dense(), expected, rtol=0, atol=EQUAL)
     assert not recording.notes
+
+
+@pytest.mark.parametrize("lead", [(2, 2), (3, 2), ()])
+@pytest.mark.parametrize("gather", [join_padded, join_rolled, overlap])
+def test_windows_are_batch_rows_however_keys_of_the_one_before_are_joined(gather, lead):
+    part = WindowedArguments(gather)
+    q, k, v = torch.randn(3, *lead, 2 * WINDOW, D, dtype=torch.float64)
+    with torch.no_grad():
+        recording, y = record_and_compare(nn.Sequential(part), lambda m: m[0](q, k, v), keep="values")
+    expected = part.weights.unflatten(0, (*lead, 1, 1)[:2]).transpose(1, 2).flatten(0, 1)
+    assert recording.map(0).shape == expected.shape
+    torch.testing.assert_close(recording.map(0).dense(), expected, rtol=0, atol=EQUAL)
+    context = (expected @ recording.values(0)).unflatten(0, (-1, 2)).transpose(1, 2).reshape(y.shape)
+    torch.testing.assert_close(context, y, rtol=0, atol=EQUAL)
 
 
 class SharedKeys(nn.Module):
