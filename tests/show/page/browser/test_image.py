@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -10,7 +11,9 @@ import torch
 
 import regard
 from observe.family import Widened
+from observe.test_repeated_calls import Sees
 from regard.models import GPT2
+from regard.observe.repeated_calls import split_calls
 from regard.show.page import image_pulls
 from regard.show.page.image_entry import make_entry
 from regard.show.page.model_adapter import adapt_model
@@ -333,6 +336,35 @@ def test_a_patch_has_the_signed_color_of_its_pull_and_the_pointer_reads_the_numb
         assert does == ("(raises it)" if row[1 + patch] > 0 else "(lowers it)")
         page.mouse.move(2, 2)
         wait_until(page, "!document.querySelector('#caption').textContent.includes('from class token')")
+
+
+@pytest.fixture(scope="module", params=["live", "file"])
+def with_repeated_calls(request, serving, tmp_path_factory):
+    """The address of a page of a model whose second layer attends twice, the recording with a layer for each, and a pull."""
+    model, pixels = Sees().double(), torch.randn(1, 3, 6, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    with regard.record(model, keep="values") as recording:
+        number = model(pixels)[0]
+    found, split = recording.attribute(number), split_calls(recording)[0]
+    pull = replace(found, run=split.last)
+    if request.param == "live":
+        return serving(Session(make_entry(recording, attribution=found, **PULL))), split, pull
+    place = tmp_path_factory.mktemp("calls") / "calls.html"
+    write(recording, place, attribution=found, **PULL)
+    return place.as_uri(), split, pull
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_each_call_of_a_module_that_attends_twice_is_a_layer_over_the_image(open_page, with_repeated_calls, layer):
+    address, split, pull = with_repeated_calls
+    page = wait_until_settled(open_page(f"{address}#view=image&layer={layer}&heads=all&q=14"))
+    assert page.locator(".image-sheet canvas").count() == 1
+    row = split.map(layer)[0, :, 14].mean(0)
+    wait_until(page, f"Math.abs(document.querySelector('.image-links .link').title / {float(row.max())} - 1) < 0.002")
+    assert page.get_by_role("button", name="rollout").count() == 0
+    page.locator(".told summary").click()
+    assert "second: several calls of attention in one forward" in page.locator(".told").inner_text()
+    page.get_by_role("button", name="pull").click()
+    expect_links(page, pull.map(layer)[0, :, 14].mean(0))
 
 
 def test_a_query_that_the_number_does_not_depend_on_says_so(open_page, with_pull):
