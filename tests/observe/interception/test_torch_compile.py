@@ -10,7 +10,6 @@ import torch
 import torch._dynamo.testing
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import flex_attention
 
 import regard
 from observe.recording_checks import record_and_compare
@@ -154,55 +153,6 @@ def test_a_model_compiled_in_place_inside_the_block_is_recorded(part):
         assert torch.equal(model(X), expected)
     model.get_submodule(part)._compiled_call_impl = None
     assert_equal_to_eager(recording, model)
-
-
-class ByHand(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.softmax(x @ x.mT, -1) @ x
-
-
-class Routed(nn.Module):
-    """A router is no attention."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * torch.softmax(x, -1).topk(1, -1).values
-
-
-def test_attention_that_no_op_observes_is_reported_beside_what_is_recorded():
-    model = nn.Sequential(Attention(), ByHand(), Routed())
-    with pytest.warns(UserWarning, match="not recorded"), record(model) as recording:
-        torch.compile(model, backend="eager")(X)
-    assert recording.names == ["0"]
-    assert [(one.kernel, one.module) for one in recording.missed] == [("compiled softmax", "1")]
-    assert "written out by hand" in recording.missed[0].reason
-
-
-class MultiHead(nn.MultiheadAttention):
-    def __init__(self) -> None:
-        super().__init__(C, 3, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        return super().forward(x, x, x)[0]
-
-
-class Flex(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        q = x.unsqueeze(1)
-        return flex_attention(q, q, q).squeeze(1)
-
-
-@pytest.mark.parametrize(
-    ("part", "name"),
-    [(MultiHead, "multi_head_attention_forward"), (Flex, "flex_attention"), (ByHand, "softmax")],
-    ids=["nn.MultiheadAttention", "flex_attention", "by hand"],
-)
-def test_what_a_graph_compiled_in_the_block_does_not_observe_has_its_own_reason_and_no_other(part, name):
-    model = nn.Sequential(part()).eval()
-    with pytest.warns(UserWarning, match="not recorded"), torch.no_grad(), record(model) as recording:
-        torch.compile(model, backend="aot_eager")(torch.randn(B, T, 3 * 16 if part is Flex else C))
-    assert [(one.kernel, one.module) for one in recording.missed] == [(f"compiled {name}", "0")]
-    assert ("written out by hand" in recording.missed[0].reason) == (name == "softmax")
-    assert (f"{name} is not observed" in recording.missed[0].reason) == (name != "softmax")
 
 
 def test_an_intervention_does_not_change_compiled_attention_and_that_is_warned_of():

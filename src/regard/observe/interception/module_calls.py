@@ -39,7 +39,11 @@ FAST = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention
 
 def build_patches() -> list[AttributePatch]:
     """Return the attribute patch for `nn.Module.__call__`."""
-    call = vars(nn.Module)["__call__"]
+    return [(nn.Module, "__call__", wrap_call(vars(nn.Module)["__call__"]))]
+
+
+def wrap_call(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what runs a module, wrapped so that the watchers see the call."""
 
     def call_module(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if STATE.is_in_skippable:
@@ -66,7 +70,7 @@ def build_patches() -> list[AttributePatch]:
                 STATE.mode.take_step((self, args, kwargs, output))
         return output
 
-    return [(nn.Module, "__call__", call_module)]
+    return call_module
 
 
 def may_move_pixels(module: nn.Module) -> bool:
@@ -142,15 +146,21 @@ def call_in_frame(call: Callable[..., Any], module: nn.Module, *args: Any, **kwa
         if STATE.frames:
             with torch._C.DisableTorchFunction():
                 STATE.mode.report_recurrence(frame)
-        if len(STATE.frames) == 1 and STATE.mode.undivided.notes:
-            STATE.mode.report_undivided()
-        if len(STATE.frames) == 1 and STATE.mode.tracker.merged_blocks.sums:
-            STATE.mode.tracker.merged_blocks.report()
+        if len(STATE.frames) == 1:
+            report_divisors()
         if layer is not None and STATE.frames:  # also one that was no longer held
             STATE.mode.layers.learn(frame, layer)
         return result
     finally:
         pop_frame(frame)
+
+
+def report_divisors() -> None:
+    """Report what the calls of a forward were divided by, at its end, where that is not the sums of their weights."""
+    if STATE.mode.undivided.notes:
+        STATE.mode.report_undivided()
+    if STATE.mode.tracker.merged_blocks.sums:
+        STATE.mode.tracker.merged_blocks.report()
 
 
 @contextmanager

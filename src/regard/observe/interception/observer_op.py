@@ -4,7 +4,7 @@ An op with an effect is neither removed nor moved by torch.compile, and it has n
 same. Without a watcher it does nothing. regard::report stands where compiled code attends in a way that no op can observe.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -18,7 +18,7 @@ from regard.observe.interception import hf_registry, sdpa
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
 from regard.observe.interception.plain_tensors import disable_modes
 from regard.observe.interception.provenance import ModuleFrame
-from regard.observe.interception.thread_state import STATE, call_next, explain_error, find_name
+from regard.observe.interception.thread_state import STATE, Watcher, call_next, explain_error, find_name
 
 IMPLEMENTATION = "regard"  # the name in transformers' registry
 ARGUMENTS = (
@@ -34,6 +34,7 @@ class CompiledCall:
 
     modules: dict[int, nn.Module] = field(default_factory=dict)
     op_ids: set[int] = field(default_factory=set)
+    replayed: bool = False  # whether a graph of it ran again uncompiled, which observes all that it has
 
 
 @cache
@@ -101,9 +102,11 @@ def report_call(kernel: str, reason: str, module: int) -> None:
         report_to_watchers(kernel, reason, call.modules.get(module))
 
 
-def report_to_watchers(kernel: str, reason: str, module: nn.Module | None = None) -> None:
-    """Report a call to every watcher of a running module."""
-    for watcher in STATE.watchers:
+def report_to_watchers(
+    kernel: str, reason: str, module: nn.Module | None = None, watchers: Iterable[Watcher] | None = None
+) -> None:
+    """Report a call to every watcher of a running module, or to those of some watchers."""
+    for watcher in STATE.watchers if watchers is None else watchers:
         name = find_name(watcher, module)
         if name is not None:
             watcher.report_missed(MissedCall(kernel, name, reason))

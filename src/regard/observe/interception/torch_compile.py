@@ -1,4 +1,4 @@
-"""Compiled code: the ops of observer_op observe its attention; without them it is reported where it may contain attention.
+"""Compiled code: the ops of observer_op or a replay of its graph observe its attention; without them it is reported.
 
 The torch function mode is popped while it runs: otherwise torch.compile would recompile the code and hold references to the
 mode.
@@ -133,6 +133,8 @@ def find_outermost(modules: dict[int, nn.Module]) -> nn.Module:
 def find_unobserved(call: CompiledCall, watcher: Watcher, mentions_attention: bool) -> Iterator[str]:
     """Yield the names of a watcher's modules that ran in a compiled function, may attend, and have no op."""
     own_modules = {watcher.names[one]: module for one, module in call.modules.items() if one in watcher.names}
+    if call.replayed:
+        return
     if not call.op_ids:
         running = find_name(watcher)
         if own_modules or (mentions_attention and running is not None):

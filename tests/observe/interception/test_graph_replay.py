@@ -1,0 +1,433 @@
+"""Compiled graphs with attention that no op observes run again uncompiled, and every kind of attention in them is recorded."""
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.utils.checkpoint import checkpoint
+from transformers import GPTNeoConfig, GPTNeoModel, LlamaConfig, LlamaModel, MambaConfig, MambaModel
+
+import regard
+from bounds import assert_within
+from regard.observe import record
+from regard.observe.interception.graph_nodes import find_written_inputs
+from regard.observe.interception.graph_replay import GraphReplay, ModuleInterpreter, agree
+
+B, T, C, H, D = 2, 7, 12, 3, 4
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of inductor
+    pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
+    pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`"),
+]
+BACKENDS = ["eager", pytest.param("inductor", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(autouse=True)
+def dynamo_reset():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Projected(nn.Module):
+    """A norm and the projections of q, k and v (b, h, t, d)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.project = nn.LayerNorm(C), nn.Linear(C, 3 * C)
+
+    def split(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.project(self.norm(x)).unflatten(-1, (3, H, D)).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+class ByHand(Projected):
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.split(x)
+        scores = (q @ k.mT / 2).masked_fill(torch.ones(T, T, dtype=torch.bool).triu(1), -torch.inf)
+        return (torch.softmax(scores, -1) @ v).transpose(1, 2).flatten(2)
+
+
+class InPlace(Projected):
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.split(x)
+        scores = torch.einsum("bhqd,bhkd->bhqk", q, k)
+        scores *= 0.3
+        scores.masked_fill_(torch.ones(T, T, dtype=torch.bool).triu(1), -torch.inf)
+        return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+class Kernel(Projected):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(*self.split(x), is_causal=True).transpose(1, 2).flatten(2)
+
+
+class Flex(Projected):
+    def forward(self, x: Tensor) -> Tensor:
+        block_mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, T, T, device="cpu")
+        q, k, v = (F.pad(one, (0, 12)) for one in self.split(x))  # the compiled kernel takes 16 at least
+        biased = flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s + 0.1 * (i - j), block_mask=block_mask)
+        return biased[..., :D].transpose(1, 2).flatten(2)
+
+
+class MultiHead(nn.MultiheadAttention):
+    def __init__(self) -> None:
+        super().__init__(C, H, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x, x, x, need_weights=False)[0]
+
+
+class Linear(Projected):
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.split(x)
+        q, k = F.elu(q) + 1, F.elu(k) + 1
+        total = q @ k.sum(-2).unsqueeze(-1)
+        return (q @ (k.mT @ v) / total).transpose(1, 2).flatten(2)
+
+
+class Checkpointed(ByHand):
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(super().forward, x, use_reentrant=False)
+
+
+class Layers(nn.Module):
+    """Layers that are not modules of torch, two of each kind, and one that is called twice."""
+
+    def __init__(self, *parts) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList([part() for part in parts for _ in range(2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x + self.layers[0](x)
+
+
+PARTS = [ByHand, InPlace, Flex, MultiHead, Linear, Checkpointed]
+
+
+def compile_and_record(model, *args, backend="eager", **given):
+    """The output of a compiled model without a recording and in one, the recording, and that of the model itself."""
+    expected = torch.compile(model, backend=backend)(*args, **given)
+    torch._dynamo.reset()
+    with record(model) as recording:
+        output = torch.compile(model, backend=backend)(*args, **given)
+    with record(model) as plain:
+        model(*args, **given)
+    return expected, output, recording, plain
+
+
+def assert_same_maps(recording, plain, distance=0.0):
+    assert not recording.missed
+    assert [(one.name, one.kind) for one in recording.calls] == [(one.name, one.kind) for one in plain.calls]
+    assert plain.calls or plain.runs[-1].implicit_names
+    assert recording.notes == plain.notes
+    for kind in ("self", "implicit"):
+        for layer in range(count_layers(plain, kind)):
+            assert_within(recording.map(layer, kind=kind).dense(), plain.map(layer, kind=kind).dense(), distance)
+
+
+def count_layers(recording, kind):
+    count = 0
+    while True:
+        try:
+            recording.map(count, kind=kind)
+        except regard.RegardError:
+            return count
+        count += 1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("part", PARTS)
+@torch.no_grad()
+def test_attention_of_every_kind_is_recorded_and_the_bits_do_not_change(part, backend):
+    is_single = part is Flex and backend == "inductor"  # whose kernel takes no float64
+    dtype = torch.float32 if is_single else torch.float64
+    model, x = Layers(part, Kernel).to(dtype).eval(), torch.randn(B, T, C, dtype=dtype)
+    expected, output, recording, plain = compile_and_record(model, x, backend=backend)
+    assert torch.equal(output, expected)
+    assert_same_maps(recording, plain, 0.0 if backend == "eager" else 1e-12)
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_a_model_of_transformers_is_recorded_as_without_a_compiler():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": C, "num_heads": H, "intermediate_size": 13, "vocab_size": 50, "window_size": 3}
+    model = GPTNeoModel(GPTNeoConfig(num_layers=2, attention_types=[[["global", "local"], 1]], **sizes)).double().eval()
+    ids = torch.randint(0, 50, (B, T))
+    expected, output, recording, plain = compile_and_record(model, ids, use_cache=False)
+    assert torch.equal(output[0], expected[0])
+    assert_same_maps(recording, plain)
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_recurrences_whose_function_the_graph_does_not_have_are_reported():
+    torch.manual_seed(0)
+    model = MambaModel(MambaConfig(num_hidden_layers=2, hidden_size=C, state_size=5, vocab_size=50)).double().eval()
+    ids = torch.randint(0, 50, (B, T))
+    expected = torch.compile(model, backend="eager")(ids, use_cache=False)
+    torch._dynamo.reset()
+    with pytest.warns(UserWarning, match="not recorded"), record(model) as recording:
+        output = torch.compile(model, backend="eager")(ids, use_cache=False)
+    assert torch.equal(output[0], expected[0])
+    assert [one.module for one in recording.missed] == ["layers.0.mixer", "layers.1.mixer"]
+    assert all("without a softmax" in one.reason for one in recording.missed)
+
+
+class Undivided(Projected):
+    """Weights times values, divided by their sums and a number."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.split(x)
+        weights = (q @ k.mT / 2).exp()
+        return (weights @ v / (weights.sum(-1, keepdim=True) + 1)).transpose(1, 2).flatten(2)
+
+
+FORMS = {
+    "a function that calls the model": lambda m: torch.compile(lambda x: m(x) + 1, backend="eager"),
+    "the model's own forward": lambda m: torch.compile(m.forward, backend="eager"),
+    "each of its layers in place": lambda m: [one.compile(backend="eager") for one in m.layers] and m,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@torch.no_grad()
+def test_what_is_compiled_may_be_a_function_or_a_part(form):
+    model, x = Layers(ByHand, Linear, Undivided, MultiHead).eval(), torch.randn(B, T, C)
+    expected = model(x) + ("calls" in form)
+    with record(model) as plain:
+        model(x)
+    with record(model) as recording:
+        compiled = FORMS[form](model)
+        assert torch.equal(compiled(x), expected)
+        assert torch.equal(compiled(x), expected)
+    assert not recording.missed
+    assert recording.notes == plain.notes
+    assert len(recording.runs) == 2
+    for run in recording.runs:
+        for kind in ("self", "implicit"):
+            assert run.layers(kind) == plain.last.layers(kind)
+            for layer in range(len(plain.last.layers(kind))):
+                assert torch.equal(run.map(layer, kind=kind).dense(), plain.map(layer, kind=kind).dense())
+
+
+def test_gradients_are_those_of_compiled_code_without_a_recording():
+    model, x, slopes = Layers(ByHand, MultiHead), torch.randn(B, T, C), []
+    for is_recorded in (False, True):
+        torch._dynamo.reset()
+        model.zero_grad()
+        compiled = torch.compile(model, backend="aot_eager")
+        if is_recorded:
+            with record(model) as recording:
+                compiled(x).square().mean().backward()
+        else:
+            compiled(x).square().mean().backward()
+        slopes.append([one.grad.clone() for one in model.parameters()])
+    assert all(map(torch.equal, *slopes))
+    assert len(recording.calls) == 5
+    assert not recording.missed
+
+
+class Cached(Projected):
+    """Writes its keys into a buffer, counts its calls, and has statistics of its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.statistics = nn.BatchNorm1d(C)
+        self.register_buffer("keys", torch.zeros(B, H, T, D))
+        self.register_buffer("calls", torch.zeros(()))
+        self.shift = nn.Parameter(torch.zeros(C))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.shift[:3].add_(0.5)
+        q, k, v = self.split(self.statistics(x.mT).mT + self.shift)
+        self.keys.mul_(0.5)
+        self.keys.add_(k)
+        return (torch.softmax(q @ self.keys.mT, -1) @ v).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@torch.no_grad()
+def test_tensors_that_a_graph_writes_are_written_once(backend):
+    x, states, outputs = torch.randn(B, T, C), [], []
+    for is_recorded in (False, True):
+        torch.manual_seed(0)
+        torch._dynamo.reset()
+        model = Cached().train()
+        compiled = torch.compile(model, backend=backend)
+        if is_recorded:
+            with record(model) as recording:
+                outputs.append([compiled(x) for _ in range(3)])
+        else:
+            outputs.append([compiled(x) for _ in range(3)])
+        states.append(model.state_dict())
+    assert all(map(torch.equal, *outputs))
+    assert all(torch.equal(one, states[1][name]) for name, one in states[0].items())
+    assert float(states[1]["calls"]) == 3
+    assert not recording.missed
+    assert len(recording.calls) == 3
+    plain_model = Cached().train()
+    plain_model.load_state_dict(states[1])
+    with record(plain_model) as plain:
+        plain_model(x)
+    with record(model) as again:
+        compiled(x)
+    assert torch.equal(again.map(0).dense(), plain.map(0).dense()) or backend != "eager"
+
+
+def test_inputs_that_a_graph_may_write_are_found_through_views_and_no_others():
+    graphs = []
+
+    def keep(gm, inputs):
+        graphs.append(gm)
+        return gm.forward
+
+    def write(a, b, c, d, e, f):
+        a[:, 1:].mT[0] = 1
+        b += 1
+        torch.add(c, 1, out=d)
+        (e * 2).add_(1)
+        return f.relu() + a.sum()
+
+    torch.compile(write, backend=keep)(*(torch.randn(2, 3) for _ in range(6)))
+    names = [node.name for node in graphs[0].graph.find_nodes(op="placeholder")]
+    found = {names[n] for n in find_written_inputs(graphs[0])}
+    assert found == {"l_a_", "l_b_", "l_d_", "l_e_"}  # that e * 2 is no view of e is not known
+    assert find_written_inputs(fx.symbolic_trace(nn.Sequential(nn.ReLU()))) == {0}  # a module may write
+
+
+class Dropped(ByHand):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(F.dropout(x, 0.4, self.training))
+
+
+def test_random_numbers_go_on_as_without_a_recording_and_the_graph_draws_the_same_again():
+    model, x, outputs = Layers(Dropped).train(), torch.randn(B, T, C), []
+    for is_recorded in (False, True):
+        torch._dynamo.reset()
+        compiled = torch.compile(model, backend="eager")
+        torch.manual_seed(5)
+        if is_recorded:
+            with record(model) as recording:
+                outputs.append((compiled(x), torch.rand(3)))
+        else:
+            outputs.append((compiled(x), torch.rand(3)))
+    assert all(map(torch.equal, *outputs))
+    torch.manual_seed(5)
+    with record(model) as plain:
+        model(x)
+    assert_same_maps(recording, plain)
+
+
+@pytest.mark.slow
+def test_compiled_code_that_draws_other_random_numbers_is_reported_and_not_recorded():
+    model, x = Layers(Dropped).train(), torch.randn(B, T, C)
+    with pytest.warns(UserWarning, match="random numbers"), record(model) as recording:
+        torch.compile(model, backend="inductor")(x)
+    assert not recording.calls
+    assert [(one.kernel, one.module) for one in recording.missed] == [("torch.compile", "")]
+
+
+def test_a_backend_whose_outputs_differ_is_reported_and_not_recorded():
+    def wrong(gm, inputs):
+        return lambda *args: [x * 1.001 for x in gm.forward(*args)]
+
+    model, x = Layers(ByHand), torch.randn(B, T, C)
+    with pytest.warns(UserWarning, match="other outputs"), record(model) as recording:
+        torch.compile(model, backend=wrong)(x)
+    assert not recording.calls
+    assert len(recording.missed) == 1
+
+
+def test_outputs_agree_to_half_of_their_digits_and_integers_to_the_last():
+    x = torch.randn(5, 7)
+    assert agree(x, x * (1 + 1e-5), False)
+    assert not agree(x, x * (1 + 1e-5), True)
+    assert not agree(x, x * (1 + 1e-3), False)
+    assert not agree(x.double(), x.double() * (1 + 1e-5), False)
+    assert agree(x.bfloat16(), x.bfloat16() * (1 + 1e-2), False)
+    assert not agree(x, x.where(x > 0, torch.nan), False)
+    assert not agree(torch.arange(3), torch.arange(3) + 1, False)
+    assert not agree(x, x[:3], False)
+
+
+def test_an_error_of_the_second_run_is_reported_and_the_model_goes_on(monkeypatch):
+    model, x = Layers(ByHand), torch.randn(B, T, C)
+
+    def fail(*args):
+        raise RuntimeError("no")
+
+    monkeypatch.setattr("regard.observe.interception.graph_replay.agree", fail)
+    expected = model(x)
+    with pytest.warns(UserWarning, match="could not be run again"), record(model) as recording:
+        output = torch.compile(model, backend="eager")(x)
+    assert torch.equal(output, expected)
+    assert not recording.calls
+
+
+def test_the_graph_runs_again_inside_a_recording_and_not_outside(monkeypatch):
+    model, x, runs, run = Layers(ByHand), torch.randn(B, T, C), [], ModuleInterpreter.run_in_modules
+    monkeypatch.setattr(ModuleInterpreter, "run_in_modules", lambda self, args: runs.append(self) or run(self, args))
+    with record(model):
+        compiled = torch.compile(model, backend="eager")
+        compiled(x)
+        compiled(x)
+    compiled(x)
+    assert len(runs) == 2
+
+
+@torch.no_grad()
+def test_a_graph_of_kernels_alone_does_not_run_again_though_it_has_rotary_positions(monkeypatch):
+    monkeypatch.setattr(GraphReplay, "replay", lambda *_: pytest.fail("the graph ran again"))
+    sizes = {"hidden_size": C, "num_attention_heads": H, "intermediate_size": 13, "vocab_size": 50}
+    model, ids = LlamaModel(LlamaConfig(num_hidden_layers=2, **sizes)).eval(), torch.randint(0, 50, (B, T))
+    with record(model) as recording:
+        torch.compile(model, backend="eager")(ids, use_cache=False)
+    assert not recording.missed
+    assert len(recording.calls) == 2
+
+
+def test_an_intervention_is_told_that_a_compiled_graph_is_not_changed_and_a_recording_inside_has_its_maps():
+    model, x = Layers(ByHand), torch.randn(B, T, C)
+    expected = model(x)
+    with record(model) as plain:
+        model(x)
+    with warnings.catch_warnings(), record(model) as recording:
+        warnings.simplefilter("ignore")
+        with regard.intervene(model, regard.KnockOut(layer=0, head=1)):
+            assert torch.equal(torch.compile(model, backend="eager")(x), expected)
+    assert_same_maps(recording, plain)
+    with pytest.warns(UserWarning, match="was not applied"), regard.intervene(model, regard.KnockOut(layer=0, head=1)):
+        assert torch.equal(torch.compile(model, backend="eager")(x), expected)
+
+
+class Selected(nn.Module):
+    """Attention in a branch that the graph holds, of which one runs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        def attend(q, k):
+            return torch.softmax(q @ k, -1) @ q
+
+        return torch.cond(x.sum() > 0, attend, lambda q, k: q + 0, (x, x.mT + 0))
+
+
+def test_attention_in_a_branch_of_the_graph_is_reported():
+    model, x = nn.Sequential(Selected(), ByHand()), torch.randn(B, T, C).abs()
+    with pytest.warns(UserWarning, match="function of its own"), record(model) as recording:
+        torch.compile(model, backend="eager")(x)
+    assert recording.names == ["1"]
+    assert [one.module for one in recording.missed] == ["0"]
+
+
+def test_a_compiled_function_without_attention_is_not_reported():
+    model = nn.Sequential(nn.Linear(C, C), nn.GELU())
+    with record(model) as recording:
+        torch.compile(model, backend="eager")(torch.randn(B, C))
+    assert not recording.missed
