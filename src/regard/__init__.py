@@ -39,13 +39,14 @@ if TYPE_CHECKING:
     from regard.map.paged import load_paged_maps
     from regard.mechanism import Causal, Documents, Everything, Given, Padding, Prefix, Steps, Window, attend, attention
     from regard.models import GPT2, GPT2Config
-    from regard.observe.attention_changes import CutEdges, KnockOut, Patch, Temperature
+    from regard.observe.attention_changes import CutEdges, KnockOut, Temperature
     from regard.observe.compare import compare
     from regard.observe.deserialize import load
     from regard.observe.diffusion import word_heat_map
     from regard.observe.head_classification import heads
     from regard.observe.interception.hf_implementation import register_attention
     from regard.observe.intervene import intervene
+    from regard.observe.patch import Patch
     from regard.observe.places import AudioFrames, PatchGrid
     from regard.observe.record import record
     from regard.observe.recording import Recording
@@ -86,13 +87,14 @@ LAZY_NAMES = {  # the module of each name, imported when the name is first used:
         "attention",
     ),
     "regard.models": ("GPT2", "GPT2Config"),
-    "regard.observe.attention_changes": ("CutEdges", "KnockOut", "Patch", "Temperature"),
+    "regard.observe.attention_changes": ("CutEdges", "KnockOut", "Temperature"),
     "regard.observe.head_classification": ("heads",),
     "regard.observe.compare": ("compare",),
     "regard.observe.deserialize": ("load",),
     "regard.observe.diffusion": ("word_heat_map",),
     "regard.observe.intervene": ("intervene",),
     "regard.observe.interception.hf_implementation": ("register_attention",),
+    "regard.observe.patch": ("Patch",),
     "regard.observe.places": ("AudioFrames", "PatchGrid"),
     "regard.observe.record": ("record",),
     "regard.observe.recording": ("Recording",),

@@ -8,8 +8,9 @@ from observe.recording_checks import EQUAL
 from regard import Causal, ConfigError, Given
 from regard.models.recurrent import RecurrentTranslator
 from regard.observe import record
-from regard.observe.attention_changes import CutEdges, KnockOut, Patch, Temperature
+from regard.observe.attention_changes import CutEdges, KnockOut, Temperature
 from regard.observe.intervene import intervene
+from regard.observe.patch import Patch
 
 pytestmark = pytest.mark.usefixtures("in_float64", "float64_models")
 KEPT = {"rtol": 0, "atol": 1e-9}  # of logits, in float64

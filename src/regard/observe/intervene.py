@@ -1,6 +1,5 @@
 """intervene: run a model with changed attention: heads knocked out, edges cut, weights from another recording."""
 
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,8 +12,10 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError
 from regard.observe import interception
-from regard.observe.attention_changes import Change, Patch, Temperature, compute_context, compute_weights
+from regard.observe.attention_changes import Change, Temperature, compute_context, compute_weights
 from regard.observe.block_outputs import is_inside, watch_blocks
+from regard.observe.change_targets import ChangeTargets
+from regard.observe.fast_path import FAST_PATH
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
 from regard.observe.interception.handwritten.undivided_contexts import NEARLY
 from regard.observe.interception.handwritten.weight_steps import DIFFERENT
@@ -23,6 +24,7 @@ from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.thread_state import NextHandler
 from regard.observe.layer_numbers import LayerPlace
+from regard.observe.patch import Patch
 from regard.observe.record import refuse_compiled
 from regard.observe.recurrence_changes import CONTINUED, explain_impossible, follow_tokens, needs_positions
 from regard.observe.run import IMPLICIT
@@ -46,32 +48,6 @@ SCALED = (
     "what its rows are multiplied by after the product with the values, such as one over the sums of the weights, is that of "
     "the unchanged weights"
 )
-
-
-class FastPath:
-    """torch's fast path of encoder layers, a setting of the process: off while an intervention of any thread is open."""
-
-    def __init__(self) -> None:
-        self.lock, self.blocks, self.was_enabled = threading.Lock(), 0, True
-
-    @contextmanager
-    def disable(self) -> Iterator[None]:
-        """Disable the fast path in the context; the last one that ends sets it as it was before the first."""
-        with self.lock:
-            if not self.blocks:
-                self.was_enabled = torch.backends.mha.get_fastpath_enabled()
-                torch.backends.mha.set_fastpath_enabled(False)
-            self.blocks += 1
-        try:
-            yield
-        finally:
-            with self.lock:
-                self.blocks -= 1
-                if not self.blocks:
-                    torch.backends.mha.set_fastpath_enabled(self.was_enabled)
-
-
-FAST_PATH = FastPath()
 
 
 @contextmanager
@@ -146,45 +122,13 @@ class Intervention:
         self.layer_numbers = self.tracker.layer_numbers
         self.forwards, self.stated_errors = 0, list[ConfigError]()  # errors that state their forward
         self.queries = 0, 0  # of the last self-attention in this forward: their number, and the tokens before them
-        self.numbered: dict[Change, LayerPlace] = {}  # the layer that the number of a change meant
-        self.numbers: dict[tuple[str, str, int], set[int | None]] = {}  # of layers, by kind, module and visit
+        self.targets = ChangeTargets(self.layer_numbers, self.requested_changes)
 
     def start_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Start a forward, which numbers its layers."""
         self.tracker.start_forward(module, args, kwargs)
         self.forwards += 1
         self.queries = 0, 0
-
-    def select_targets(self, place: LayerPlace, kind: str) -> list[Change]:
-        """Return the changes of a layer, without patches of the residual stream.
-
-        Raises ConfigError if the number of a change means this layer and another one, as in an encoder and a decoder.
-        """
-        numbers = self.numbers.setdefault((kind, place.name, place.visit), set())
-        numbers.add(place.number)
-        for change in (one for one in self.requested_changes if type(one.layer) is int and one.kind == kind):
-            self.check_number(change, place, numbers)
-        return [change for change in self.requested_changes if change.is_target(place.name, place.number, kind)]
-
-    def check_number(self, change: Change, place: LayerPlace, numbers: set[int | None]) -> None:
-        """Raise ConfigError if a layer has the number of a change, and another number, or another layer has it too."""
-        number, other = change.layer, self.numbered.get(change)
-        if other is not None and place.number == number and other[:2] != place[:2]:
-            raise ConfigError(
-                f"layer {number} is both {other.describe()} and {place.describe()}: pass the path of one, as in "
-                f"layer={place.name!r}."
-            )
-        if other is not None and not self.layer_numbers.is_numbered(other.name):
-            raise ConfigError(
-                f"layer {number} was {other.describe()}, but the numbers are those of {self.layer_numbers.default_part}, as in "
-                f"recording.map: pass its path, layer={other.name!r}."
-            )
-        if number in numbers and len(numbers) > 1:
-            said = " and ".join(map(str, sorted(one for one in numbers if one is not None)))
-            raise ConfigError(
-                f"layer {number} depends on the forward: {place.describe()} has been number {said}. Pass the path of one, as "
-                f"in layer={place.name!r}."
-            )
 
     def handle_generation(self, module: nn.Module, sequences: Tensor, prompts: int) -> None:
         """Do nothing when a generation ends."""
@@ -251,7 +195,7 @@ class Intervention:
         """Return the changes of a layer without a softmax."""
         if not any(change.kind == IMPLICIT for change in self.requested_changes):
             return []
-        return self.select_targets(self.layer_numbers.find_place(name, IMPLICIT), IMPLICIT)
+        return self.targets.select_changes(self.layer_numbers.find_place(name, IMPLICIT), IMPLICIT)
 
     def handle_recurrence(self, call: RecurrenceCall, name: str) -> None:
         """Note why a call without a softmax stays unchanged, or what its rows were multiplied by after it was changed."""
@@ -307,7 +251,7 @@ class Intervention:
             self.layers[name] = place, locate_tokens(call, kind).past
         if kind == "self" and any(change.kind == "cross" for change in self.requested_changes):
             self.queries = call.q.shape[2], locate_tokens(call, kind).past
-        meant, number = self.select_targets(place, kind), place.number_in_part
+        meant, number = self.targets.select_changes(place, kind), place.number_in_part
         if not meant:
             return proceed(call, adapter)
         calls = 0 if is_step else self.layer_numbers.visits.count_call(name, kind, place.visit)
@@ -402,15 +346,14 @@ class Intervention:
             for change in self.residual_patches if is_inside(name, block) else ():
                 own = name, place.number_in_part, place.visit
                 if change.is_target(name, place.number, "self") and change.find_block(*own) == block:
-                    self.check_number(change, place, {place.number})
+                    self.targets.check_number(change, place, {place.number})
                     self.report_applied(change, place)
                     found = change.change_residual(found, *own, past)
         return None if found is output else found
 
     def report_applied(self, change: Change, place: LayerPlace) -> None:
         """Note that a change applied to a layer."""
-        if isinstance(change.layer, int):
-            self.numbered.setdefault(change, place)
+        self.targets.note_applied(change, place)
         if change not in self.applied_changes:
             self.applied_changes.append(change)
 

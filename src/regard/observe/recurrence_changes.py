@@ -4,10 +4,11 @@ from dataclasses import replace
 from functools import partial
 
 from regard.map.convolution import Convolution
-from regard.observe.attention_changes import Change, KnockOut, Patch
+from regard.observe.attention_changes import Change, KnockOut
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter
 from regard.observe.interception.recurrent.cut_entries import subtract_entries
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
+from regard.observe.patch import Patch
 from regard.observe.run_tracker import RunTracker
 from regard.observe.tensor_store import Store
 
