@@ -13,7 +13,8 @@ from torch import Tensor
 
 from regard.mechanism.heads import share
 from regard.observe.interception.attention_call import AttentionCall
-from regard.observe.interception.handwritten.activated_scores import compute_activation, mix_rows, read_scores
+from regard.observe.interception.handwritten.activated_scores import compute_activation, read_scores
+from regard.observe.interception.handwritten.unnormalized_call import mix_rows
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall, RecurrenceFactors, sample_state
 

@@ -30,14 +30,14 @@ from regard.observe import record
 
 FORMS = {f"(t, d): {name}": (form, (T, C)) for name, form in list_unbatched_forms().items()}
 FORMS |= {f"(b, h, t, d): {name}": (form, (B, T, C)) for name, form in list_batched_forms().items()}
-LOOPS_OVER_KEYS = ["loops over pairs", "one query", "a loop over keys", "a product with ones", "multi_dot"]
+LOOPS_OVER_KEYS = ["loops over pairs", "a loop over keys", "a product with ones", "multi_dot"]
 SCRIPTED = ["a scripted product", "scripted as a whole"]
-MISSED = {f"(t, d): {name}" for name in ("rolls", *LOOPS_OVER_KEYS, *SCRIPTED)}
+MISSED = {f"(t, d): {name}" for name in (*LOOPS_OVER_KEYS, *SCRIPTED)}
 STORED = {  # without a formula of q and k, with a table of which keys were picked, or with a factor of the weights
     f"(t, d): {name}"
     for name in (
         *("vecdot", "cdist", "squared distances", "norm", "cosine", "pow", "relu before", "sparsemax", "gumbel"),
-        *("a mask of weights", "neighbours", "a scripted softmax", "a scripted mask", "stack", "top k into zeros"),
+        *("a mask of weights", "rolls", "one query", "a scripted softmax", "a scripted mask", "stack", "top k into zeros"),
         *("weights to a power", "sort", "top k", "mean"),
     )
 } | {
@@ -56,7 +56,7 @@ OUTPUTS = {  # of the output as (..., t, d)
     "(b, h, t, d): one query, summed": lambda y: y.unsqueeze(-2),
 }
 OTHER_MATRICES = {  # not of tokens and their values (..., q, k) alone
-    *("over channels", "local windows", "an Nyström form", "neighbours", "with keys and values alike"),
+    *("over channels", "local windows", "an Nyström form", "neighbours", "rolls", "with keys and values alike"),
 }
 
 
