@@ -17,6 +17,8 @@ from regard.observe.interception.provenance import ModuleFrame
 from regard.observe.interception.step_description import StepDescription
 from regard.observe.interception.thread_state import dispatch_call
 
+MOST_FORMS = 4  # of layers of the same class and shapes
+
 
 class View(NamedTuple):
     """A view of one of the tensors of a layer."""

@@ -1,4 +1,4 @@
-"""Layers that repeat an earlier one of the same forward: what was found in that holds in them, at the same places.
+"""Layers that repeat an earlier one: what was found in that holds in them, at the same places.
 
 Most layers of a model run the same functions on tensors of the same shapes, and following them finds the same attention again.
 The operations of a module are held until it ends. If they are those of an earlier layer, its queries, keys, values and weights
@@ -16,14 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from regard.observe.interception.head_counts import list_head_counts
-from regard.observe.interception.layer_forms import LayerForm
+from regard.observe.interception.kept_forms import KEPT_FORMS
+from regard.observe.interception.layer_forms import MOST_FORMS, LayerForm
 from regard.observe.interception.layer_steps import MOST_ENTRIES, LayerSteps, runs_transformed
 from regard.observe.interception.plain_tensors import disable_modes
 from regard.observe.interception.provenance import PLAIN, ModuleFrame, has_separate_sources, is_part_of_parameter
 from regard.observe.interception.skippable import describe_values
 from regard.observe.interception.thread_state import STATE, list_owners
-
-MOST_FORMS = 4  # of layers of the same class and shapes
 
 
 class RepeatedLayers:
@@ -33,12 +32,14 @@ class RepeatedLayers:
         self.mode = mode
         self.forms: dict[Hashable, list[LayerForm]] = {}
         self.unrepeated: set[type[nn.Module]] = set()  # classes in which more ran than can be repeated
+        self.loaded: set[int] = set()  # ids of modules whose forms of earlier forwards were looked up
         self.scoreless: set[Hashable] = set()  # calls of skippable modules of several tensors that were followed for nothing
 
     def clear(self) -> None:
         """Forget all layers."""
         self.forms.clear()
         self.unrepeated.clear()
+        self.loaded.clear()
         self.scoreless.clear()
 
     def start(self, frame: ModuleFrame) -> LayerSteps | None:
@@ -52,8 +53,17 @@ class RepeatedLayers:
             return None
         with suppress(Exception), torch._C.DisableTorchFunction():  # of arguments that are no plain tensors
             key = describe_frames(STATE.frames)
-            return LayerSteps(frame, key, self.forms.get(key, []), STATE.effects, self.mode.follow)
+            return LayerSteps(frame, key, self.find_forms(frame.module, key), STATE.effects, self.mode.follow)
         return None
+
+    def find_forms(self, module: nn.Module, key: Hashable) -> list[LayerForm]:
+        """Return the forms that a module may repeat: those of this forward, and its own of earlier ones."""
+        if id(module) in KEPT_FORMS.modules and id(module) not in self.loaded:
+            self.loaded.add(id(module))
+            kept = KEPT_FORMS.load(module, key, self.mode.tracker.table)
+            if kept:
+                self.forms.setdefault(key, []).extend(kept)
+        return self.forms.get(key, [])
 
     def repeat(self, frame: ModuleFrame, layer: LayerSteps) -> bool:
         """Dispatch the call of a module that ends, if it repeats an earlier one; return whether it does.
@@ -131,10 +141,12 @@ class RepeatedLayers:
             with suppress(Exception), disable_modes():
                 form = self.build_form(frame, layer)
         known = self.forms.setdefault(layer.key, [])
-        if form is None or len(known) == MOST_FORMS:
+        if form is None or len(known) >= MOST_FORMS:
             self.unrepeated.add(type(frame.module))
-        else:
-            known.append(form)
+            return
+        known.append(form)
+        with suppress(Exception), disable_modes():
+            KEPT_FORMS.keep(frame.module, layer.key, form, self.mode.tracker.table)
 
     def learn_scoreless(self, frame: ModuleFrame, layer: LayerSteps) -> None:
         """Keep the call of a skippable module that ends if nothing was found in it and none of its tensors is followed."""
