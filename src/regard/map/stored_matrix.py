@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ShapeError
+from regard.map.linear_recurrence import LinearRecurrence
 from regard.map.scored_matrix import ScoredMatrix
 from regard.mechanism.arguments import describe_value
 from regard.mechanism.spans import Span
@@ -69,13 +70,13 @@ class StoredPlane:
 class JoinedMatrices:
     """Several matrices as one: the queries of one call after those of another, on more keys each time, or heads after heads."""
 
-    parts: Sequence[StoredMatrix | ScoredMatrix]
+    parts: Sequence[StoredMatrix | ScoredMatrix | LinearRecurrence]
     axis: str = "queries"
 
     @property
     def title(self) -> str:
         """What kind of attention the weights are of."""
-        return self.parts[0].title
+        return next(one.title for one in self.parts if not isinstance(one, LinearRecurrence))
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -114,7 +115,12 @@ class JoinedPlane:
     @cached_property
     def keys(self) -> int:
         """The number of keys of the last call."""
-        return max(int(plane.find_keys(0, 0)[1]) for plane in self.planes)
+        return max(self.key_counts)
+
+    @cached_property
+    def key_counts(self) -> list[int]:
+        """The number of keys of each call."""
+        return [plane.find_keys(0, length - 1)[1] for plane, length in zip(self.planes, self.lengths, strict=True)]
 
     def find_keys(self, first: int, last: int) -> Span:
         """Return the span of the keys that the queries first to last may see, both included."""
@@ -124,10 +130,10 @@ class JoinedPlane:
         """Compute the entries (n, m) of queries (n,) by index on the keys first to stop, in float64."""
         found = torch.zeros(len(queries), stop - first, dtype=torch.float64, device=queries.device)
         start = 0
-        for plane, length in zip(self.planes, self.lengths, strict=True):
+        for plane, length, keys in zip(self.planes, self.lengths, self.key_counts, strict=True):
             inside = (queries >= start) & (queries < start + length)
-            end = min(stop, plane.find_keys(0, 0)[1])
+            end = min(stop, keys)
             if inside.any() and end > first:
-                found[inside, : end - first] = plane.compute_rows(queries[inside] - start, first, end)
+                found[inside, : end - first] = plane.compute_rows(queries[inside] - start, first, keys)[:, : end - first]
             start += length
         return found

@@ -229,6 +229,8 @@ def join_mechanism_tokens(parts: Sequence[Mechanism]) -> Mechanism | JoinedMatri
     recurrences = [one for one in parts if isinstance(one, LinearRecurrence)]
     convolutions = [one for one in parts if isinstance(one, Convolution)]
     matrices = [one for one in parts if isinstance(one, ScoredMatrix | StoredMatrix)]
+    if len(recurrences) == 1 and parts[0] is recurrences[0] and matrices and not convolutions:
+        return JoinedMatrices([recurrences[0], *matrices])  # scores that decay, of a prompt, and of steps with a cache
     if sum(map(bool, (recurrences, convolutions, matrices))) > 1:
         raise ConfigError(
             "the calls of one layer are of different kinds, so they do not form one map: recording[name] has each of them."

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import regard
 from observe.recording_checks import EQUAL, assert_same_mechanism, record_and_compare
 from regard.map.linear_recurrence import LinearRecurrence
+from regard.observe.interception.handwritten.activated_scores import sample_evenly
 from regard.observe.interception.handwritten.chunked_attention import CHUNKS
 from regard.observe.interception.handwritten.linear_call import CHANGED
 from regard.observe.interception.handwritten.linear_contexts import COPIED
@@ -269,11 +270,73 @@ def hide_by_fill(scores: Tensor) -> Tensor:
 HIDDEN = [hide_by_tril, hide_by_product, hide_by_fill]
 
 
+def make_decay() -> Tensor:
+    """One constant decay for each head, of each key to each query; other numbers than 0 for later keys."""
+    places = torch.arange(T)
+    return torch.tensor([0.9, 0.8, 0.7]).view(H, 1, 1) ** (places.unsqueeze(-1) - places)
+
+
 def decay_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """As the parallel form of RetNet. https://arxiv.org/abs/2307.08621"""
-    places = torch.arange(T)
-    decay = torch.tensor([0.9, 0.8, 0.7]).view(H, 1, 1) ** (places.unsqueeze(-1) - places)
-    return (q @ k.mT * decay.tril()) @ v
+    return (q @ k.mT * make_decay().tril()) @ v
+
+
+def decay_strongly(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Decays after which less is left of the first key than of the last one's rounding."""
+    return (q @ k.mT * make_decay() ** 16).tril() @ v
+
+
+def normalize_decayed_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """As RetNet's own code: decays over the root of their sums, and rows over the sum of their sizes, if that is above 1."""
+    decay = make_decay().tril()
+    scores = q @ k.mT * (decay / decay.sum(-1, keepdim=True).sqrt())
+    return (scores / scores.detach().abs().sum(-1, keepdim=True).clamp(min=1)) @ v
+
+
+def decay_by_segments(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """As the quadratic form of Mamba-2: a decay of each token. https://arxiv.org/abs/2405.21060"""
+    total = F.logsigmoid(3 * v.sum(-1) + 1).cumsum(-1)
+    exponents = (total.unsqueeze(-1) - total.unsqueeze(-2)).masked_fill(torch.ones(T, T).triu(1).bool(), -torch.inf)
+    return (q @ k.mT * exponents.exp()) @ v
+
+
+def divide_after_decay(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = q.exp() @ k.exp().mT * make_decay().tril()
+    return weights @ v / weights.sum(-1, keepdim=True)
+
+
+def decay_then_hide(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT * make_decay()).masked_fill(torch.ones(T, T).triu(1).bool(), 0) @ v
+
+
+def decay_and_grow(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT * (1 / make_decay()).tril()) @ v
+
+
+def decay_and_grow_once(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    logs = -torch.arange(T) + 3 * (torch.arange(T) > 6)
+    return (q @ k.mT * (logs.unsqueeze(-1) - logs).double().exp().tril()) @ v
+
+
+def decay_but_for_one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    decay = make_decay().tril()
+    decay[1, 5, 2] *= 1.01
+    return (q @ k.mT * decay) @ v
+
+
+DECAYED: dict[str, Form] = {
+    "constant": decay_scores,
+    "constant, strong": decay_strongly,
+    "constant, in rows of one size": normalize_decayed_scores,
+    "constant, then hidden": decay_then_hide,
+    "constant, divided after": divide_after_decay,
+    "of each token": decay_by_segments,
+}
+UNDECAYED: dict[str, Form] = {
+    "growing": decay_and_grow,
+    "growing once": decay_and_grow_once,
+    "another entry": decay_but_for_one,
+}
 
 
 def attend_in_chunks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -853,12 +916,34 @@ def test_two_causal_matrices_of_scores_one_after_the_other_are_two_calls():
     torch.testing.assert_close(second.dense() @ second.values, mixer.output, rtol=0, atol=EQUAL)
 
 
-def test_scores_that_decay_are_recorded_as_they_are_with_a_note():
-    mixer = Mixer(decay_scores, nn.Identity())
+@pytest.mark.parametrize("name", DECAYED)
+def test_scores_that_decay_are_a_recurrence_of_few_numbers(name):
+    mixer = Mixer(DECAYED[name], nn.Identity())
+    check_map(mixer, torch.randn(B, T, 11))
+    recording, _ = record_and_compare(mixer, lambda m: m(torch.randn(B, T, 11)))
+    mechanism = recording.map(0, kind="implicit").mechanism
+    assert isinstance(mechanism, LinearRecurrence)
+    assert mechanism.decay.shape == ((B, H, T, 1) if name == "of each token" else (1, H, T, 1))
+    assert sum(x.nbytes for x in mechanism.tensors.values()) <= 8 * B * H * T * (2 * D + 2)
+    assert not recording.notes
+
+
+@pytest.mark.parametrize("name", UNDECAYED)
+def test_scores_times_another_table_are_recorded_as_they_are_with_a_note(name):
+    mixer = Mixer(UNDECAYED[name], nn.Identity())
     check_map(mixer, torch.randn(B, T, 11))
     recording, _ = record_and_compare(mixer, lambda m: m(torch.randn(B, T, 11)))
     assert "it is linear attention: its formula differs from its weights" in recording.notes[0]
     assert recording.notes[0].endswith(f"stored as they are: {B * H * T * T * 8:,} bytes")
+
+
+def test_each_entry_of_a_table_of_decays_counts_also_in_rows_that_are_not_sampled():
+    t, places = 70, torch.arange(70)
+    decay = (0.9 ** (places.unsqueeze(-1) - places)).double().tril()
+    decay[3, 1] *= 1.01
+    assert 3 not in sample_evenly(decay[None, None])
+    mixer = Mixer(lambda q, k, v: (q @ k.mT * decay) @ v, nn.Identity())
+    check_map(mixer, torch.randn(B, t, 11))
 
 
 def test_causal_scores_of_chunks_are_missed():

@@ -204,12 +204,20 @@ def test_a_formula_takes_memory_that_grows_with_the_length_alone():
     assert sizes[1] < 2.01 * sizes[0]
 
 
-@pytest.mark.parametrize("name", ["relu", "differential"])
+def decay(scores):
+    """Scores that fade with the distance from query to key, by a rate for each head, as those of retention."""
+    n, k = scores.shape[-2:]
+    back = torch.arange(k - n, k).unsqueeze(-1) - torch.arange(k)
+    return scores * (see(n, k) * torch.tensor([0.9, 0.8, 0.7], dtype=scores.dtype).view(H, 1, 1) ** back.clamp(min=0))
+
+
+@pytest.mark.parametrize("name", ["relu", "differential", "decaying"])
 def test_the_steps_of_a_generation_are_one_map_also_from_a_file(name, tmp_path):
     torch.manual_seed(2)
     weigh = {
         "relu": lambda q, k: hide(score(q, k)).relu(),
         "differential": lambda q, k: hide(score(q, k)).softmax(-1) - 0.5 * hide(score(q, 2 * k)).softmax(-1),
+        "decaying": lambda q, k: decay(score(q.relu(), k.relu())),
     }[name]
     model, x, cache = nn.Sequential(Own(weigh)).double(), torch.randn(B, 13, C, dtype=torch.float64), [[], []]
     model.forward = lambda x, cache=None: model[0](x, cache)

@@ -1,4 +1,4 @@
-"""The call behind handwritten weights that are no softmax: an activation of scores, mixed or subtracted softmaxes, or a matrix.
+"""The call behind handwritten weights that are no softmax: scores that are activated or decay, mixed softmaxes, or a matrix.
 
 The formula comes from the operations that were followed. What they do not state, as the factor of a row or how heads are
 mixed, is solved for from the model's own weights of the same forward, and the formula is compared with these. Where they
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.map.implicit_map import Mechanism
+from regard.map.linear_recurrence import LinearRecurrence
 from regard.map.scored_matrix import IDENTITY, ScoredMatrix
 from regard.map.stored_matrix import StoredMatrix
 from regard.mechanism.heads import share
@@ -28,6 +29,7 @@ from regard.observe.interception.handwritten.activated_scores import (
     solve_activation,
 )
 from regard.observe.interception.handwritten.axis_groups import Groups, describe_choice
+from regard.observe.interception.handwritten.decayed_scores import solve_decay
 from regard.observe.interception.handwritten.linear_attention import TITLE
 from regard.observe.interception.handwritten.score_formula import resolve_form
 from regard.observe.interception.handwritten.tensor_axes import AxisTable
@@ -92,6 +94,10 @@ class ActivatedCall:
         if isinstance(mechanism, StoredMatrix):
             rows = sample_evenly(mechanism.entries)
             sums = mechanism.entries[:, :, rows].double().sum(-1)
+        elif isinstance(mechanism, LinearRecurrence):
+            (b, h, t), rows = mechanism.shape, sample_evenly(self.row_scale.unsqueeze(-1))
+            planes = (mechanism.build_plane(row, head) for row in range(b) for head in range(h))
+            sums = torch.stack([plane.compute_rows(rows, 0, t).sum(-1) for plane in planes]).view(b, h, -1)
         else:
             assert isinstance(mechanism, ScoredMatrix)
             rows = sample_evenly(mechanism.q)
@@ -111,6 +117,8 @@ class ActivatedCall:
         if isinstance(mechanism, StoredMatrix):
             entries = mechanism.entries * self.row_scale.unsqueeze(-1).to(mechanism.entries.dtype)
             mechanism = replace(mechanism, entries=entries)
+        elif isinstance(mechanism, LinearRecurrence):
+            mechanism = replace(mechanism, gate=self.row_scale if mechanism.gate is None else self.row_scale * mechanism.gate)
         else:
             assert isinstance(mechanism, ScoredMatrix)
             scale = self.row_scale if mechanism.row_scale is None else self.row_scale * mechanism.row_scale
@@ -127,9 +135,9 @@ def build_unnormalized_call(
     """Return the call of which `weights` (b, h, q, k) are the weights and `context` (b, h, q, e) the output, from values v."""
     (b, h, n, t), e = weights.shape, v.shape[3]
     values = share(v.detach().expand(b, -1, -1, -1), h).contiguous()
-    mechanism: ScoredMatrix | StoredMatrix | None = None
+    mechanism: ScoredMatrix | StoredMatrix | LinearRecurrence | None = None
     title, note = describe_kind(trace), ""
-    for solve in (solve_activation, solve_mixture):
+    for solve in (solve_decay, solve_activation, solve_mixture):
         try:
             mechanism = mechanism or solve(trace, table, groups, weights, kernel)
         except UnreadableError as error:
@@ -144,9 +152,8 @@ def build_unnormalized_call(
         note = f"{note}, after dropout" if any(part.undropped is not None for part in trace.parts) else note
     elif isinstance(mechanism, ScoredMatrix) and isinstance(mechanism.mask, Given):
         note = f"it is {title}, whose mask is stored as a table: {mechanism.mask.given.nbytes:,} bytes"
-    factors = RecurrenceFactors(
-        replace(mechanism, title=title), values, context.detach().expand(b, h, n, e), sample_state(values), note=note
-    )
+    titled = mechanism if isinstance(mechanism, LinearRecurrence) else replace(mechanism, title=title)
+    factors = RecurrenceFactors(titled, values, context.detach().expand(b, h, n, e), sample_state(values), note=note)
     initial = sample_state(values[:, :, : t - n]) if 0 < n < t else None
     softmaxes = partial(read_softmaxes, trace, table, groups, kernel)
     return RecurrenceCall(kernel, initial, lambda: factors, must_continue=False, read_softmaxes=softmaxes)
