@@ -24,6 +24,7 @@ from regard.observe import record
 from regard.observe.interception.handwritten.loop_check import COARSE, OTHERWISE
 from regard.observe.interception.handwritten.loop_recurrence import CHUNKS, GROWS, TIMES
 from regard.observe.interception.handwritten.state_loop import CHANGED
+from regard.observe.interception.handwritten.token_joiner import BACKWARDS
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -384,9 +385,19 @@ def read_twice(x: Tokens) -> Tensor:
     return torch.stack(outputs, 2)
 
 
-@pytest.mark.parametrize(
-    ("form", "reason"), [(grow, GROWS), (read_by_several_queries, CHUNKS), (read_twice, TIMES.format(5, 9))]
-)
+def run_backwards(x: Tokens) -> Tensor:
+    """With later tokens first, which would be the first rows of a map."""
+    state, outputs = x.zeros, []
+    for i in reversed(range(x.q.shape[2])):
+        state = x.a[:, :, i, :, None] * state + x.k[:, :, i, :, None] * x.v[:, :, i, None]
+        outputs.append((x.q[:, :, i, None] @ state).squeeze(2))
+    return torch.stack(outputs[::-1], 2)
+
+
+REASONS = [(grow, GROWS), (read_by_several_queries, CHUNKS), (read_twice, TIMES.format(5, 9)), (run_backwards, BACKWARDS)]
+
+
+@pytest.mark.parametrize(("form", "reason"), REASONS)
 def test_a_loop_that_is_not_read_is_missed_by_its_reason(form, reason):
     model, x = nn.Sequential(LoopLayer(form, 2, 3, 4)), torch.randn(2, 5, 6)
     recording, _ = record_and_compare(model, lambda model: model(x), missing=True)

@@ -22,12 +22,10 @@ from regard.observe.interception.handwritten.channel_states import ChannelLoop
 from regard.observe.interception.handwritten.loop_check import compare_outputs
 from regard.observe.interception.handwritten.loop_recurrence import GROWS, KERNEL
 from regard.observe.interception.handwritten.state_loop import ChannelState
-from regard.observe.interception.handwritten.token_joiner import DIFFERS
+from regard.observe.interception.handwritten.token_joiner import BACKWARDS, DIFFERS, are_in_reverse
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.provenance import ModuleFrame
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall, RecurrenceFactors
-
-BACKWARDS = "it takes later tokens before earlier ones"
 
 
 class Roles(NamedTuple):
@@ -107,14 +105,9 @@ def find_values(frame: ModuleFrame, read: Sequence[ChannelState], states: Sequen
 
 def runs_backwards(frame: ModuleFrame, states: Sequence[ChannelState]) -> bool:
     """Return whether a loop takes a later token before an earlier one, by their places in memory or by their indices."""
-    for parts in (*zip(*(one.added for one in states), strict=False), *zip(*(one.gates for one in states[1:]), strict=False)):
-        places = [x.data_ptr() for x in parts]
-        if (
-            len({x.untyped_storage().data_ptr() for x in parts}) == 1
-            and len({*places}) == len(places)
-            and places[-1] < places[0]
-        ):
-            return True
+    series = (*zip(*(one.added for one in states), strict=False), *zip(*(one.gates for one in states[1:]), strict=False))
+    if any(map(are_in_reverse, series)):
+        return True
     picked: dict[int, list[int]] = {}  # indices of tokens by the tensor
     for one in frame.list_operations():
         if one.name == "__getitem__" and one.along is not None and one.shapes is not None and isinstance(one.shapes.how, tuple):

@@ -35,7 +35,7 @@ GROWS = "its states are multiplied by more than 1"
 FEW = "its chunks have too few outputs to tell what their states decay by"
 MOST_SUMS = 3  # of a product within chunks with something else, one of which is that with the earlier chunks
 SPARE = 2  # outputs of a chunk for each decay that is solved for, at least
-ROUNDINGS = 2**10  # of a decay above 1, or of the outputs of a chunk, less than which is nothing
+ROUNDINGS, MOST_NOISE = 2**10, 2.0**-5  # of a decay above 1, or of the outputs of a chunk, less than which is nothing
 
 
 class Chunk(NamedTuple):
@@ -245,7 +245,7 @@ def join_chunks(chunks: list[Chunk], has_several: bool, length: int) -> Recurren
     )
     parts = solve_decays(chunks, has_several)
     decays = torch.cat(parts, 2)[:, :, :length]  # (b, h, t, 1 or d)
-    most = 1 + ROUNDINGS * torch.finfo(outputs.dtype).eps
+    most = 1 + find_noise(outputs.dtype)
     if bool((decays > most).any()):  # factors of the rows, not of the keys
         before = torch.cat([own[:, :, :1], own[:, :, :-1]], 2)
         decays, q, own = decays * (before / own).unsqueeze(3), q * own.unsqueeze(3).to(q.dtype), torch.ones_like(own)
@@ -259,6 +259,11 @@ def join_chunks(chunks: list[Chunk], has_several: bool, length: int) -> Recurren
     return RecurrenceFactors(mechanism, v.contiguous(), outputs, None)
 
 
+def find_noise(dtype: torch.dtype) -> float:
+    """Return what rounding may leave of a number near 1 in the outputs of a dtype."""
+    return min(ROUNDINGS * torch.finfo(dtype).eps, MOST_NOISE)
+
+
 def solve_decays(chunks: list[Chunk], has_several: bool) -> list[Tensor]:
     """Return the decays (b, h, n, 1 or d) of chunks: of their first tokens as they follow from the outputs, in float64.
 
@@ -266,7 +271,7 @@ def solve_decays(chunks: list[Chunk], has_several: bool) -> list[Tensor]:
     reads nothing of earlier ones.
     """
     (b, h, _, d), found, is_carried = chunks[0].q.shape, [], False
-    least = ROUNDINGS * torch.finfo(chunks[0].outputs.dtype).eps
+    least = find_noise(chunks[0].outputs.dtype)
     state: Tensor | None = None
     for chunk in chunks:
         q, k, v, own, decays, outputs = (x.double() for x in chunk)

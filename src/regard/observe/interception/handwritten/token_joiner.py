@@ -13,6 +13,7 @@ from regard.observe.interception.lookups import read_version
 from regard.observe.interception.plain_tensors import UnreadableError
 
 DIFFERS = "its tokens are written or read in different ways"
+BACKWARDS = "it takes later tokens before earlier ones"
 
 
 @dataclass(eq=False)
@@ -32,6 +33,8 @@ class TokenJoiner:
             raise UnreadableError(CHANGED)
         keys = tuple(map(identify_factor, parts))
         if keys not in self.joined:
+            if are_in_reverse([one.tensor for one in parts]):
+                raise UnreadableError(BACKWARDS)
             is_same = len(set(keys)) == 1
             stacked = (
                 first if is_same else Factor(torch.stack([one.tensor for one in parts]), (self.add_time(len(parts)), *dims))
@@ -61,6 +64,12 @@ class TokenJoiner:
     def count(self, axes: Axes) -> int:
         """Return the number of entries along axes."""
         return prod(self.table.get_sizes(self.table.expand_axes(axes)))
+
+
+def are_in_reverse(parts: Sequence[Tensor]) -> bool:
+    """Return whether tensors are parts of one memory, the later ones before the earlier."""
+    places, storages = [x.data_ptr() for x in parts], {x.untyped_storage().data_ptr() for x in parts}
+    return len(storages) == 1 and len({*places}) == len(places) and places[-1] < places[0]
 
 
 def identify_factor(factor: Factor) -> tuple[object, ...]:
