@@ -154,7 +154,8 @@ class RecordingWatcher:
         path = self.names.get(id(module))
         if path is None or (path in self.read_modules and not length):
             return False
-        read = [call for call in self.tracker.run.calls if not length or is_as_long(call, length - 1)]
+        calls = [] if self.tracker.is_undecided else self.tracker.run.calls  # of this forward, or of those that it continues
+        read = [call for call in calls if not length or is_as_long(call, length - 1)]
         known = [call.name for call in read] + [one.module for one in self.recording.missed]
         is_known = any(not path or one == path or one.startswith(f"{path}.") for one in known)
         return not is_known and self.selection.has_layer(path, set)

@@ -317,26 +317,32 @@ class AttentionFunctionMode(TorchFunctionMode):
     def report_recurrence(self, frame: ModuleFrame) -> None:
         """Report a recurrence over tokens that ran in a module that ends, and that was not read. A failure is reported too."""
         try:
+            reads = self.list_channel_reads(frame)
             axes = find_token_axes(frame)
             watchers = [one for one in STATE.watchers if one.may_miss(frame.module)] if axes else []
-            reason, length = find_unread_recurrence(frame, axes) if watchers else "", 0
+            is_repeated = bool(axes and reads) and frame.module in self.loops.channel_modules
+            reason, length = find_unread_recurrence(frame, axes) if watchers or is_repeated else "", 0
             for tokens in axes if not reason else []:
                 watchers = [one for one in STATE.watchers if one.may_miss(frame.module, tokens.size)]
                 if watchers and writes_to_memory(frame, frame.list_operations(), tokens):
                     reason, length = MEMORY, tokens.size
                     break
-            loops, scans = self.loops.take_channel_loops(frame), self.loops.take_channel_scans(frame)
-            reads = [*(partial(read_channel_loop, one) for one in loops), *(partial(read_channel_scan, one) for one in scans)]
             for one in self.loops.take_convolutions(frame):
                 dispatch_call("by hand: convolution", lambda: None, partial(read_convolution, one))
             are_read = [self.read_channels(one) for one in reads] if reason else []
             if any(are_read):
+                self.loops.channel_modules.add(frame.module)
                 return
             STATE.effects += bool(reason)
             for watcher in watchers if reason else []:
                 watcher.handle_token_mixer(frame.module, reason, length)
         except Exception as error:
             report_missed("by hand: loop or scan", UNSEARCHED.format(explain_error(error)))
+
+    def list_channel_reads(self, frame: ModuleFrame) -> list[Callable[[], tuple[RecurrenceCall, CallAdapter]]]:
+        """Return how the loops and the scans over vectors of a module that ends are read."""
+        loops, scans = self.loops.take_channel_loops(frame), self.loops.take_channel_scans(frame)
+        return [*(partial(read_channel_loop, one) for one in loops), *(partial(read_channel_scan, one) for one in scans)]
 
     def read_channels(self, read: Callable[[], tuple[RecurrenceCall, CallAdapter]]) -> bool:
         """Pass a loop or a scan over vectors to the watchers; return whether it can be read."""

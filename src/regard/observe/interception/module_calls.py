@@ -141,11 +141,11 @@ def call_in_frame(call: Callable[..., Any], module: nn.Module, *args: Any, **kwa
             STATE.mode.read_blocks(frame)
         if STATE.frames and STATE.mode.tracker.key_sums.unfinished:
             STATE.mode.report_unfinished_sums(frame)
-        if frame.has_operations and (frame.multiplies_scores or can_mix_tokens(module)):
-            report_token_mixer(module, frame.multiplies_scores)
         if STATE.frames:
             with torch._C.DisableTorchFunction():
                 STATE.mode.report_recurrence(frame)
+        if frame.has_operations and (frame.multiplies_scores or can_mix_tokens(module)):
+            report_token_mixer(module, frame.multiplies_scores)
         if len(STATE.frames) == 1:
             report_divisors()
         if layer is not None and STATE.frames:  # also one that was no longer held

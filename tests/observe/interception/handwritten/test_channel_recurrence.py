@@ -190,6 +190,34 @@ def test_an_intervention_says_that_a_loop_or_a_scan_over_vectors_stays_unchanged
         whole(torch.randn(B, T, C))
 
 
+class RGLRU(Loops):  # a name that says that it mixes tokens
+    pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "style"), [(Loops, "gate"), (RGLRU, "gate"), (Scans, "sum_logarithms"), (Rounds, "double_steps")]
+)
+def test_each_call_of_a_layer_has_its_map_in_one_forward_and_in_several(kind, style):
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix, self.back = kind(style), nn.Linear(D, C)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.mix(self.back(self.mix(x)))
+
+    model, one, other = Twice(), *torch.randn(2, B, T, C)
+    with regard.record(model) as recording:
+        model(one)
+        model(other)
+    assert not recording.missed
+    assert [len(run.calls) for run in recording.runs] == [2, 2]
+    for run, x in zip(recording.runs, (one, other), strict=True):
+        with regard.record(model.mix) as alone:
+            model.mix(x)
+        assert torch.equal(run.calls[0].map.dense(), alone.map(0, kind="implicit").dense())
+
+
 def test_gates_of_heads_make_a_map_for_each_head():
     class Heads(nn.Module):
         def __init__(self) -> None:

@@ -4,12 +4,13 @@ A tensor is followed as a state times a factor. A sum of that with something els
 reads, as RWKV's average with a bonus for the token itself, may be another state than the one that it goes on with.
 """
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.observe.interception.function_roles import Role
 from regard.observe.interception.handwritten.ancestor_search import has_tokens
@@ -35,6 +36,7 @@ class ChannelStates(StateReads):
     def __init__(self) -> None:
         super().__init__()
         self.channel_loops: list[ChannelLoop] = []
+        self.channel_modules = weakref.WeakSet[nn.Module]()  # of which a loop or a scan over vectors was recorded
         self.start_shapes = set[torch.Size]()  # of zeros
         self.buffers: dict[int, ChannelLoop] = {}  # that loops write what they read to, by the id of the tensor
 
