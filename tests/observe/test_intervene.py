@@ -141,6 +141,56 @@ def test_weights_that_a_model_returns_are_the_changed_ones(is_nested):
     assert found[1].requires_grad
 
 
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_weights_that_are_dropped_in_training_are_returned_as_the_changed_ones_that_the_context_has(is_nested):
+    model, tokens = llama().double().train(), words(2, 9)
+    model.set_attn_implementation("eager")
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    hidden = torch.full((9, 9), torch.finfo(torch.float64).min).triu(1).double()
+    hidden[[5, 5, 7, 7], [2, 3, 2, 3]] = torch.finfo(torch.float64).min
+
+    def run(**given):
+        torch.manual_seed(3)
+        output = model(tokens, output_attentions=True, use_cache=False, **given)
+        return *output.attentions, output.logits, torch.rand(3)
+
+    expected, plain = run(attention_mask=hidden.expand(2, 1, -1, -1)), run()
+    cuts = CutEdges(5, [2, 3]), CutEdges(7, [2, 3])
+    outer, inner = (cuts[:1], cuts[1:]) if is_nested else ((), cuts)
+    with intervene(model, *outer), intervene(model, *inner):
+        found = run()
+    for one, other in zip(found, expected, strict=True):
+        assert (one - other).abs().max() < 1e-5  # its own softmax is in float32
+    assert (found[0] - plain[0]).abs().max() > 0.01
+    assert (found[0] == 0).float().mean() > 0.6  # half of the visible ones were dropped
+
+
+@pytest.mark.parametrize("is_training", [False, True])
+@pytest.mark.parametrize(("head", "queries"), [(None, None), ([1, 2], [3, 6])])
+def test_weights_that_were_patched_are_returned_as_the_context_has_them(head, queries, is_training):
+    model, tokens, others = llama(), words(2, 9), words(3, 9)[1:]
+    model.set_attn_implementation("eager")
+    with record(model) as source:
+        model(others)
+    plain = model(tokens, output_attentions=True).attentions[1]
+    contexts = []
+    model.model.layers[1].self_attn.o_proj.register_forward_hook(lambda _, given, __: contexts.append(given[0]))
+    values = []
+    model.model.layers[1].self_attn.v_proj.register_forward_hook(lambda _, __, made: values.append(made))
+    model.train(is_training)
+    with intervene(model, Patch(source, layer=1, head=head, queries=queries)):
+        found = model(tokens, output_attentions=True).attentions[1]
+    chosen = torch.zeros(found.shape[1], 9, 1, dtype=torch.bool)
+    heads = range(found.shape[1]) if head is None else head
+    chosen[torch.tensor(heads)[:, None], slice(None) if queries is None else queries] = True
+    assert torch.allclose(found, torch.where(chosen, source.map(1).dense(), plain), atol=1e-6)
+    v = values[0].unflatten(-1, (-1, 8)).transpose(1, 2)
+    context = found @ v.repeat_interleave(found.shape[1] // v.shape[1], 1)
+    assert torch.allclose(context.transpose(1, 2).flatten(2), contexts[0], atol=1e-5)
+    assert (found - plain).abs().max() > 0.01
+
+
 class Memory(nn.Module):
     """Attention to all tokens and to learned memory before or behind them, or of the first token alone."""
 

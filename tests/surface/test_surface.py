@@ -76,7 +76,15 @@ NOT_CALLED_BY_USERS = {  # methods of public classes that other code of ours cal
     *(
         f"{change}.{name}"
         for change in ("CutEdges", "KnockOut", "Patch", "Temperature")
-        for name in ("change_context", "change_call", "compute_context", "depends_on_row_scale", "find_heads", "resolve_heads")
+        for name in (
+            "change_context",
+            "change_call",
+            "change_weights",
+            "compute_context",
+            "depends_on_row_scale",
+            "find_heads",
+            "resolve_heads",
+        )
     ),
     *(f"{change}.is_target" for change in ("CutEdges", "KnockOut", "Patch", "Temperature")),
     "KnockOut.make_replacement",

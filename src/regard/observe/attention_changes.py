@@ -66,6 +66,10 @@ class Change:
         """Return the context (b, h, q, e) that the model gets instead."""
         return context
 
+    def change_weights(self, weights: Tensor, call: AttentionCall, name: str, number: int) -> Tensor:
+        """Return the weights (b, h, q, k) that the caller asked for, after those of the changed call."""
+        return weights
+
     def depends_on_row_scale(self, call: RecurrenceCall) -> bool:
         """Return whether the change is another one because a layer multiplies the rows of a context after it."""
         return call.unchanged is not None and not call.has_equal_row_scale

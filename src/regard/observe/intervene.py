@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError
 from regard.observe import interception
-from regard.observe.attention_changes import Change, Temperature, compute_context, compute_weights
+from regard.observe.attention_changes import Change, Temperature
 from regard.observe.block_outputs import is_inside, watch_blocks
 from regard.observe.change_targets import ChangeTargets
+from regard.observe.changed_results import change_returned_weights, change_run
 from regard.observe.fast_path import FAST_PATH
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
 from regard.observe.interception.handwritten.undivided_contexts import NEARLY
@@ -287,17 +288,10 @@ class Intervention:
             changed, adapter = found
         elif changed is not call:
             own = meant[0] if len(meant) == 1 else None
-
-            def compute() -> Tensor:
-                found = None if own is None else own.compute_context(changed, call, name, number)
-                return compute_context(changed) if found is None else found
-
-            run, are_returned = partial(run_changed, adapter.run, compute, write, call), adapter.replace_weights is not None
-            if are_returned and adapter.read_weights is not None:
-                adapter = replace(adapter, run=partial(return_weights, run, changed, adapter))
-            else:
-                adapter = replace(adapter, run=run, read_weights=None)
-        result = proceed(changed, adapter)
+            adapter = change_run(
+                adapter, changed, lambda: None if own is None else own.compute_context(changed, call, name, number)
+            )
+        result = change_returned_weights(proceed(changed, adapter), adapter, meant, changed, name, number)
         context = read(result)
         for change in sorted(meant, key=lambda change: not change.computes_context):
             context = change.change_context(context, changed, name, number)
@@ -364,21 +358,3 @@ def depends_on_parts(change: Change, call: AttentionCall) -> bool:
     stated = find_head_counts()[:1] if call.rank_part is None else []
     has_all_heads = 1 < call.q.shape[1] >= max(stated, default=0)
     return has_places or (change.head is not None and not has_all_heads)
-
-
-def return_weights(run: Callable[[], Any], changed: AttentionCall, adapter: CallAdapter) -> Any:
-    """Run a changed call and return its result with the changed weights, which the caller asked for, in place of its own."""
-    assert adapter.read_weights is not None
-    assert adapter.replace_weights is not None
-    result = run()
-    own = adapter.read_weights(result)
-    return result if own is None else adapter.replace_weights(result, compute_weights(changed).to(own.dtype))
-
-
-def run_changed(
-    run: Callable[[], Any], compute: Callable[[], Tensor], write: Callable[[Tensor, Any], Any], call: AttentionCall
-) -> Any:
-    """Run a kernel and return its result with a computed context in place of its own, of which the same weights are dropped."""
-    with torch.random.fork_rng([call.q.device] if call.q.is_cuda else [], enabled=bool(call.dropout)):
-        result = run()
-    return write(compute(), result)

@@ -57,6 +57,19 @@ class Patch(Change):
         patched[:, heads] = torch.where(rows.to(context.device).view(-1, 1), theirs.to(context), patched[:, heads])
         return patched
 
+    def change_weights(self, weights: Tensor, call: AttentionCall, name: str, number: int) -> Tensor:
+        heads, places = self.find_heads(call), locate_tokens(call, self.kind)
+        (q, k), run = weights.shape[2:], self.recording.last
+        rows = self.mark_queries(q, places.past)
+        if self.of != "weights" or not heads or not rows.any():
+            return weights
+        found = run.map(find_recorded_layer(run, name, number, self.kind, call.visit), kind=self.kind)
+        theirs = found.dense()[:, heads, places.past : places.past + q, places.first : places.first + k].to(weights)
+        theirs = functional.pad(theirs, (0, k - theirs.shape[3], 0, q - theirs.shape[2]))  # rows that are not chosen
+        patched = weights.clone()
+        patched[:, heads] = torch.where(rows.to(weights.device).view(-1, 1), theirs, patched[:, heads])
+        return patched
+
     def mark_queries(self, q: int, past: int) -> Tensor:
         """Return which of a call's queries are replaced, (q,), where `past` tokens came before them."""
         return mark_positions(self.queries, past + q, "queries")[past:]

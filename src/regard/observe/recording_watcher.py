@@ -293,11 +293,12 @@ def disable_autograd() -> Iterator[None]:
 def compare_weights(call: AttentionCall, adapter: CallAdapter, result: Any) -> tuple[bool, bool]:
     """Return whether the weights that the model's own code returns are those of q and k, and whether it attends by these.
 
-    Some rows of the first sequence are compared. Both are True if there are no weights, or if the batch rows have different
-    offsets. Some code returns the weights without the sinks, and attends by those with them, as its context shows.
+    Some rows of the first sequence are compared. Both are True if there are no weights, if some were dropped, or if the batch
+    rows have different offsets. Some code returns the weights without the sinks, and attends by those with them, as its context
+    shows.
     """
     weights = None if adapter.read_weights is None else adapter.read_weights(result)
-    if weights is None or isinstance(call.offset, Tensor):
+    if weights is None or call.dropout or isinstance(call.offset, Tensor):
         return True, True
     q = call.q.shape[2]
     rows = torch.tensor(

@@ -90,7 +90,7 @@ class CallAdapter:
     run: Callable[[], Any]
     context: Callable[[Any], Tensor] | None = None  # result to (b, h, q, e)
     result: Callable[[Tensor, Any], Any] | None = None  # a context (b, h, q, e) and the original result to a result
-    read_weights: Callable[[Any], Tensor | None] | None = None  # result to the weights (b, h, q, k) of the caller's own code
+    read_weights: Callable[[Any], Tensor | None] | None = None  # result to its own code's weights (b, h, q, k), dropped
     is_reversible: bool = True  # whether a result that was converted to a context and back is the same to the bit
     replace_weights: Callable[[Any, Any], Any] | None = None  # result and map to a result, if the caller asked for weights
     places: Tensor | None = None  # of the result's entries in (b, h, q, e), if a call without a softmax is dispatched later

@@ -120,7 +120,7 @@ def read_call(run: Callable[[], Any], implementation: str, *asked: Any) -> tuple
     adapter = CallAdapter(
         run, lambda out: out[0].transpose(1, 2), lambda new, out: (new.transpose(1, 2).contiguous(), *out[1:])
     )
-    if implementation.endswith("eager") and not call.dropout:
+    if implementation.endswith("eager"):
         adapter.read_weights = lambda out: out[1]
     if should_return_attentions(asked[-1]):
         adapter.replace_weights = lambda out, found: (out[0], found, *out[2:])
