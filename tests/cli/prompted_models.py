@@ -48,6 +48,7 @@ def widen(model: Any) -> Any:
 
 
 def save_llava(place: Path) -> None:
+    torch.manual_seed(0)
     tokenizer = make_tokenizer(IMAGE)
     text = {**TEXT, "vocab_size": len(tokenizer), "model_type": "llama"}
     config = LlavaConfig(
@@ -63,6 +64,7 @@ def save_llava(place: Path) -> None:
 
 
 def save_paligemma(place: Path) -> None:
+    torch.manual_seed(0)
     tokenizer = make_tokenizer(IMAGE)
     reader = SiglipImageProcessorPil(size={"height": 24, "width": 24})
     reader.image_seq_length = 36
@@ -104,6 +106,7 @@ class PackingProcessor:
 
 
 def make_qwen() -> tuple[Any, PackingProcessor]:
+    torch.manual_seed(0)
     processor = PackingProcessor()
     ids = processor.tokenizer.convert_tokens_to_ids
     vision = {"depth": 2, "embed_dim": 24, "hidden_size": 24, "num_heads": 3, "patch_size": 4, "mlp_ratio": 2}

@@ -48,7 +48,7 @@ def run_eagerly(kind, folder, image, **more):
 def expect_lines(out, weights, ids, image, head=None):
     """Each line of the table is of the model's own weights (h, q, k)."""
     rows = weights.mean(0) if head is None else weights[head]
-    patches = ids == image
+    patches = (ids == image) & ((ids == image).cumsum(0) <= 36)  # a model with random weights may write that token too
     found = {int(number): others for number, *others in LINE.findall(out)}
     assert list(found) == [n for n in (~patches).nonzero().flatten().tolist() if rows[n, patches].any()]
     for number, (_, share, row, column, most) in found.items():

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers import (
+    DynamicCache,
     LlavaConfig,
     LlavaForConditionalGeneration,
     SamConfig,
@@ -19,6 +20,7 @@ from transformers import (
 
 from observe.families import FAMILIES
 from regard import AudioFrames, PatchGrid, record
+from show.vision_models import make_llava
 
 PATCH = 4  # pixels, in the images of the families
 
@@ -798,3 +800,12 @@ def test_patches_of_either_scale_have_their_places_but_not_channels_that_are_as_
         assert recording.map(0).shape[3] == count
         side = int(count**0.5)
         assert recording.axis_places(0)[1] == ([] if of == "channels" else [PatchGrid(side, side, 0)])
+
+
+def test_a_generation_that_writes_the_token_of_an_image_keeps_the_places_of_its_prompt():
+    model, ids = make_llava(), torch.tensor([[1, 7, *[50] * 9, 8, 9]])
+    with torch.no_grad(), record(model) as recording:
+        model(input_ids=ids, pixel_values=torch.randn(1, 3, 9, 9, dtype=torch.float64), cache=(cache := DynamicCache()))
+        model(input_ids=torch.tensor([[50]]), cache=cache)
+    assert recording.map(0).shape[2:] == (14, 14)
+    assert [(one.rows, one.columns, one.start) for one in recording.axis_places(0)[1]] == [(3, 3, 2)]

@@ -55,11 +55,14 @@ def find_pixels(module: nn.Module, args: Any, kwargs: Any) -> Tensor | None:
 
 
 def join_media(former: Media | None, later: Media | None) -> Media | None:
-    """Return the media of two forwards of a run: a generation may read its images in one and their tokens in another."""
+    """Return the media of two forwards of a run: a generation may read its images in one and their tokens in another.
+
+    A step that continues the text may read a token that stands for an image elsewhere: the first text counts.
+    """
     if former is None or later is None:
         return later or former
     seen = later if later.images or later.sound else former
-    text = later if later.tokens else former
+    text = former if former.tokens else later
     return replace(seen, image_tokens=text.image_tokens, tokens=text.tokens, rows=text.rows)
 
 
