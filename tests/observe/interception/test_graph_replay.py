@@ -408,6 +408,23 @@ def test_an_intervention_is_told_that_a_compiled_graph_is_not_changed_and_a_reco
         assert torch.equal(torch.compile(model, backend="eager")(x), expected)
 
 
+def test_an_intervention_does_not_warn_of_compiled_code_that_cannot_attend():
+    class Activated(ByHand):
+        def __init__(self) -> None:
+            super().__init__()
+            self.activate = torch.compile(lambda x: torch.tanh(x) * x, backend="eager")
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.activate(super().forward(x))
+
+    model, x = Layers(Activated).requires_grad_(False), torch.randn(B, T, C)
+    expected = model(x)
+    torch._dynamo.reset()
+    with warnings.catch_warnings(record=True) as told, regard.intervene(model, regard.KnockOut(layer=0, head=1)):
+        assert not torch.equal(model(x), expected)
+    assert not [one for one in told if "not changed" in str(one.message)]
+
+
 class Selected(nn.Module):
     """Attention in a branch that the graph holds, of which one runs."""
 

@@ -19,7 +19,13 @@ from torch._ops import HigherOrderOperator
 from torch.utils._pytree import tree_leaves
 
 from regard.observe.interception import flex
-from regard.observe.interception.graph_nodes import find_written_inputs, get_stack, has_attention, list_graphs
+from regard.observe.interception.graph_nodes import (
+    find_written_inputs,
+    get_stack,
+    has_attention,
+    list_graphs,
+    multiplies_tokens,
+)
 from regard.observe.interception.module_calls import FAST, call_in_frame, report_divisors, wrap_call
 from regard.observe.interception.observer_op import report_to_watchers
 from regard.observe.interception.thread_state import STATE, Watcher, explain_error, pop_mode
@@ -42,6 +48,7 @@ class GraphReplay:
     def __init__(self, gm: fx.GraphModule, is_part: bool) -> None:
         self.graph = fx.GraphModule(gm, copy_graph(gm))  # a backend may change its own
         self.written, self.is_part = find_written_inputs(self.graph), is_part
+        self.may_attend = any(has_attention(one) or multiplies_tokens(one) for one in list_graphs([self.graph]))
 
     def wrap(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """Return the compiled code as a function that also replays the graph while something is recorded."""
@@ -53,7 +60,7 @@ class GraphReplay:
             call.replayed = True
             if self.is_part:
                 report_to_watchers(KERNEL, BREAK)
-            changers = [one for one in STATE.watchers if one.can_change_calls]
+            changers = [one for one in STATE.watchers if one.can_change_calls and self.may_attend]
             recorders = [one for one in STATE.watchers if not one.can_change_calls]
             report_to_watchers(KERNEL, CHANGED, watchers=changers)
             try:
