@@ -241,9 +241,9 @@ def test_a_newer_a_foreign_and_a_missing_file_are_refused_for_what_they_are(tmp_
     path = tmp_path / "new.reg"
     record_beams().save(path)
     header, rest = header_of(path)
-    header["__metadata__"]["version"] = "8"
+    header["__metadata__"]["version"] = "9"
     rewrite(path, header, rest)
-    with pytest.raises(DataError, match="recording of version 8, and this regard reads up to 7"):
+    with pytest.raises(DataError, match="recording of version 9, and this regard reads up to 8"):
         load(path)
     header["__metadata__"]["format"] = "pt"
     rewrite(path, header, rest)
@@ -268,8 +268,8 @@ def test_an_altered_number_is_refused_and_read_as_it_is_where_that_is_requested(
     ):
         load(path)
     assert load(path, verify=False).names == recording.names
-    rewrite_header(path, "version", "8")
-    with pytest.raises(DataError, match="recording of version 8"):
+    rewrite_header(path, "version", "9")
+    with pytest.raises(DataError, match="recording of version 9"):
         load(path, verify=False)
     rewrite_header(path, "version", "3")
     rewrite_header(path, "recording", json.dumps({**json.loads(read_metadata(path)["recording"]), "model": "another"}))
