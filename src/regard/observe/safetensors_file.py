@@ -15,7 +15,7 @@ from regard.errors import DataError
 from regard.observe.checksums import compute_checksums, compute_header_checksum, find_altered_tensor
 
 # 2 adds additive scores and words of each axis; 3 checksums; 4 maps without a softmax; 5 biases by their diagonals; 6 those of
-# products with distances; 7 those of groups of keys
+# products with distances; 7 those of groups of keys; 8 those of offsets on a grid
 FORMAT, VERSION = "regard recording", 8
 # of a file without; earlier code reads it
 BEFORE_RECURRENCES, BEFORE_DIAGONALS, BEFORE_PRODUCTS, BEFORE_GROUPS, BEFORE_GRIDS = 3, 4, 5, 6, 7
