@@ -77,6 +77,19 @@ def test_a_word_is_where_daam_finds_it(row):
         word_heat_map(recording, 2, (8, 8))
 
 
+@pytest.mark.parametrize("batches", [(2, 1), (1, 2)])
+def test_the_last_sequence_is_that_of_each_step_if_guidance_begins_or_ends_midway(batches):
+    model, steps = UNet().double(), []
+    with torch.no_grad(), record(model) as recording:
+        for b in batches:
+            model(torch.randn(b, 7, HEIGHT, WIDTH, dtype=torch.float64), torch.randn(b, WORDS, 7, dtype=torch.float64))
+            steps.append([block.weights for block in (*model.down_blocks, *model.up_blocks)])
+    size = HEIGHT, WIDTH
+    torch.testing.assert_close(word_heat_map(recording, 2, size), join_by_daam(steps, -1, 2, size), rtol=0, atol=100 * EQUAL)
+    with pytest.raises(OutOfRangeError, match="the batch"):
+        word_heat_map(recording, 2, size, row=1)  # which one of the steps lacks
+
+
 class SlicedCrossAttention(CrossAttention):
     """Cross attention that computes one row of the batch after the other, as attention slicing does."""
 

@@ -46,8 +46,8 @@ def word_heat_map(recording: Recording, word: int, size: tuple[int, int], row: i
     sides: dict[str, Sides | None] = {}
     for one in iterate_calls(recording):
         name, place = one.call.name, int(one.words[check_index("word", word, len(one.words), "the prompt")])
-        row = check_index("row", row, one.call.map.shape[0], "the batch")
-        weights = one.call.map[row, :, one.pixels, place].double()
+        sequence = check_index("row", row, one.call.map.shape[0], "the batch")
+        weights = one.call.map[sequence, :, one.pixels, place].double()
         total[name] = weights if name not in total else total[name] + weights
         sides[name] = one.sides
     if not total:
@@ -69,6 +69,8 @@ def list_prompt_words(recording: Recording, row: int = -1) -> list[str]:
     if tokens is None or isinstance(tokens, Tensor):
         return []
     rows = split_rows(tokens)
+    if len(rows) > 1 and not -len(rows) <= row < len(rows):  # words of some sequences of a larger batch
+        return []
     found = rows[row] if len(rows) > 1 else rows[0]
     for one in iterate_calls(recording):
         if len(found) == one.call.map.shape[3]:
