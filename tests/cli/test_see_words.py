@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoProcessor, LlavaForConditionalGeneration, PaliGemmaForConditionalGeneration, ViTConfig, ViTModel
 
 from cli.prompted_models import IMAGE, SMALL, make_qwen, save_llava, save_paligemma
 from cli.test_see import see
 from regard import load
-from regard.cli.image_prompt import ImagePrompter
+from regard.cli.image_prompt import ImagePrompter, load_image_prompter
 from regard.cli.see_words import record_prompt
 from regard.show.patch_weights import compute_patch_weights
 
@@ -108,6 +109,30 @@ def test_packed_patches_of_qwen_are_laid_on_the_resized_image():
     with torch.no_grad():
         weights = model(**inputs, output_attentions=True).attentions[-1][0].mean(0)
     torch.testing.assert_close(found.values, weights[-2, 1:21].view(4, 5).double(), rtol=0, atol=1e-6)
+
+
+TEMPLATE = (
+    "{{ '<s> ' }}{% for part in messages[0]['content'] %}"
+    "{% if part['type'] == 'image' %}<image> {% else %}{{ part['text'] }}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, TEMPLATE.replace("{{ '<s> ' }}", "")])
+def test_a_prompt_of_a_chat_template_begins_once(place, template):
+    prompter = load_image_prompter(str(place / "llava"))
+    processor = prompter.processor
+    processor.chat_template = template
+    processor.tokenizer._tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 1)]
+    )
+    pixels = np.zeros((24, 24, 3), np.uint8)
+    content = [{"type": "image", "image": Image.fromarray(pixels)}, {"type": "text", "text": PROMPT}]
+    wanted = processor.apply_chat_template(
+        [{"role": "user", "content": content}], tokenize=True, return_dict=True, return_tensors="pt"
+    )["input_ids"]
+    found = prompter.prepare(pixels, PROMPT)[0]["input_ids"]
+    assert found.tolist() == wanted.tolist()
+    assert (found == 1).sum() == 1
 
 
 @pytest.mark.slow

@@ -32,9 +32,12 @@ class ImagePrompter:
 
     def prepare(self, pixels: Pixels, prompt: str) -> tuple[dict[str, Any], Pixels]:
         """Return the arguments of the model for an image and a prompt, and the image as the model sees it."""
+        text = self.format_prompt(prompt)
+        begin = getattr(self.processor.tokenizer, "bos_token", None)
+        has_begin = {"add_special_tokens": False} if begin and text.startswith(begin) else {}  # by its chat template
         with silence_transformers(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what processors themselves do
-            found = dict(self.processor(images=pixels, text=self.format_prompt(prompt), return_tensors="pt"))
+            found = dict(self.processor(images=pixels, text=text, return_tensors="pt", **has_begin))
         found.pop(LABELS, None)
         dtype = next(self.model.parameters()).dtype
         inputs = {name: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for name, x in found.items()}
