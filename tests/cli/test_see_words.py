@@ -7,17 +7,19 @@ import pytest
 import torch
 from PIL import Image
 from tokenizers.processors import TemplateProcessing
+from torch import nn
 from transformers import AutoProcessor, LlavaForConditionalGeneration, PaliGemmaForConditionalGeneration, ViTConfig, ViTModel
 
 from cli.prompted_models import IMAGE, SMALL, make_qwen, save_llava, save_paligemma
 from cli.test_see import see
-from regard import load
+from regard import ConfigError, load, record
 from regard.cli.image_prompt import ImagePrompter, load_image_prompter
-from regard.cli.see_words import record_prompt
+from regard.cli.see_words import find_place, record_prompt
 from regard.show.patch_weights import compute_patch_weights
 
 PROMPT = "what is on her hat ?"
 ASKED = PROMPT.split()
+TOWER = "model.vision_tower.encoder.layers.0.self_attn"
 LINE = re.compile(r"^ *(\d+)  (\S+) +(\d\.\d\d)  patch (\d),(\d) +(\d\.\d+)$", re.MULTILINE)
 
 
@@ -140,10 +142,9 @@ def test_one_word_is_shown_and_a_layer_of_the_tower_by_its_path(capsys, place, t
     _, out, _ = see(capsys, place / "image.png", "--model", place / "llava", "--text", PROMPT, "--query", "hat")
     assert "“hat”, token 40: what it looks at" in out
     assert not LINE.findall(out)
-    path = "model.vision_tower.encoder.layers.0.self_attn"
-    _, towered, _ = see(capsys, place / "image.png", "--model", place / "llava", "--text", PROMPT, "--head", path)
+    _, towered, _ = see(capsys, place / "image.png", "--model", place / "llava", "--text", PROMPT, "--head", TOWER)
     _, alone, _ = see(capsys, place / "image.png", "--model", place / "llava", "--head", "0")
-    assert towered.partition("class token: ")[2].replace(path, "0") == alone.partition("class token: ")[2] != ""
+    assert towered.partition("class token: ")[2].replace(TOWER, "0") == alone.partition("class token: ")[2] != ""
 
 
 @pytest.mark.slow
@@ -171,6 +172,7 @@ def test_the_recording_the_page_and_the_figure_are_of_the_same_words(capsys, mon
         (["--text", " "], "--text must be a question about the image, got no words."),
         (["--text", "a", "--query", "a", "--patch", "1,2"], "leave out one of them"),
         (["--text", "a", "--model", "{place}/vit"], "is a ViT, which continues no text about an image: leave out --text."),
+        (["--text", "a", "--head", "1.2.3", "--model", "{place}/none"], "a head must be given as layer and number"),
         (["--text", "a", "--model", "{place}/none"], "is not a folder"),
     ],
 )
@@ -190,9 +192,23 @@ def test_a_wrong_choice_is_one_line(capsys, place, flags, says):
         (["--head", "tower"], "--head is no layer: tower. Recorded: model.vision_tower.encoder.layers.0.self_attn, "),
         (["--head", "7"], "layer must be below 2"),
         (["--query", "dog"], "'dog' is neither a word of the text nor a number from 0 to 41."),
+        (["--query", "hat", "--head", TOWER], f"--query is a token of the prompt, and the 37 tokens of {TOWER} are others"),
+        (["--query", "33", "--head", TOWER], f"--query is a token of the prompt, and the 37 tokens of {TOWER} are others"),
     ],
 )
-def test_a_wrong_place_is_one_line(capsys, place, flags, says):
+def test_a_wrong_place_is_one_line_and_the_recording_is_saved(capsys, place, tmp_path, flags, says):
+    flags = *flags, "--out", tmp_path / "one.reg"
     code, _, err = see(capsys, place / "image.png", "--model", place / "llava", "--text", PROMPT, *flags)
     assert code == 2
     assert says in " ".join(err.split())
+    assert load(tmp_path / "one.reg").tokens[-6:] == ASKED
+
+
+@torch.no_grad()
+def test_a_layer_of_cross_attention_is_none_whose_words_are_shown():
+    model = nn.TransformerDecoderLayer(8, 2, batch_first=True).eval()
+    with record(model) as recording:
+        model(torch.randn(1, 5, 8), torch.randn(1, 7, 8))
+    assert find_place(recording, "self_attn") == (0, None, None)
+    with pytest.raises(ConfigError, match=r"--head must be a layer of self-attention .*: multihead_attn is of another kind"):
+        find_place(recording, "multihead_attn")

@@ -16,7 +16,7 @@ from regard.cli.image_model import ImageModel, find_example, load_image_model
 from regard.cli.image_prompt import load_image_prompter
 from regard.cli.output_files import check_figure, check_output_file, save_figure
 from regard.cli.progress_bar import show_bar
-from regard.cli.see_words import MAX_WORDS, compute_pictures, print_words, record_prompt
+from regard.cli.see_words import MAX_WORDS, compute_pictures, is_path, print_words, record_prompt
 from regard.errors import ConfigError
 from regard.observe import Recording, record
 from regard.observe.places import PatchGrid
@@ -43,15 +43,17 @@ def run(options: argparse.Namespace) -> int:
     if options.text is not None:
         prompter = load_image_prompter(options.model)
         recording, seen, line, best = record_prompt(prompter, pixels, options.text, options.tokens, bool(options.page))
+    else:
+        recording, seen, line, best = record_image(load_image_model(options.model), pixels, has_graph=bool(options.page))
+    if options.out:  # first: what cannot be shown is in the file
+        recording.save(options.out)
+        line += f" Saved to {options.out}."
+    if options.text is not None:
         shown = compute_pictures(recording, options)
     else:
         layer, head = (None, None) if options.head is None else parse_layer_head(options.head)
-        recording, seen, line, best = record_image(load_image_model(options.model), pixels, has_graph=bool(options.page))
         quantity = "rollout" if options.rollout else "weights"
         shown = [compute_patch_weights(recording, layer, head, options.patch, of=quantity)]
-    if options.out:
-        recording.save(options.out)
-        line += f" Saved to {options.out}."
     if options.page:
         page(recording, options.page, image=seen, **attribute_class(recording, best))
         line += f" Page: {options.page}."
@@ -74,10 +76,10 @@ def check_words(options: argparse.Namespace) -> None:
     if options.text is None:
         if options.query is not None or options.tokens:
             raise ConfigError("--query and --tokens are of words beside the image: pass --text PROMPT.")
-        if options.head is not None:
-            parse_layer_head(options.head)  # an invalid head is refused before the model runs
     elif not options.text.strip():
         raise ConfigError("--text must be a question about the image, got no words.")
+    if options.head is not None and (options.text is None or not is_path(options.head)):
+        parse_layer_head(options.head)  # an invalid head is refused before the model runs
     if options.query is not None and options.patch is not None:
         raise ConfigError("--query is a word and --patch a patch that looks at the image: leave out one of them.")
 

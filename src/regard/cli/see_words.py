@@ -9,10 +9,10 @@ from rich.text import Text
 
 from regard.cli.image_prompt import ImagePrompter
 from regard.cli.progress_bar import show_bar
-from regard.errors import MissingNameError
+from regard.errors import ConfigError, MissingNameError
 from regard.observe import Recording, record
 from regard.observe.media import WORD_IDS
-from regard.observe.places import EMPTY, PatchGrid
+from regard.observe.places import EMPTY, PatchGrid, describe_wordless_tokens
 from regard.observe.run import join_names
 from regard.show.axis_words import find_word
 from regard.show.image_input import Pixels
@@ -54,6 +54,11 @@ def record_prompt(
     return recording, seen, sentence, (f"the next word “{word}”", float(shares[best]), logits[best])
 
 
+def is_path(text: str) -> bool:
+    """Return whether --head is the path of a layer, not numbers of a layer and a head."""
+    return any(one.isalpha() for one in text)
+
+
 def find_place(recording: Recording, text: str | None) -> tuple[int, int | None, str | None]:
     """Return the layer, the head and the part of the model that --head names: by numbers in the language model, or by a path.
 
@@ -62,11 +67,14 @@ def find_place(recording: Recording, text: str | None) -> tuple[int, int | None,
     if text is None:
         return find_patch_layers(recording, "self", None)[-1], None, None
     if text not in recording:
-        if not text.replace(".", "").isdecimal():
+        if is_path(text):
             raise MissingNameError(f"--head is no layer: {text}. Recorded: {join_names(recording.names)}.")
         return *parse_layer_head(text), None
-    part = next((one for one in recording.last.parts if text in recording.layers("self", one)), None)
-    return recording.layers("self", part).index(text), None, part
+    for part in (*recording.last.parts, None):
+        names = recording.layers("self", part)
+        if text in names:
+            return names.index(text), None, part
+    raise ConfigError(f"--head must be a layer of self-attention with softmax weights: {text} is of another kind.")
 
 
 def choose_queries(
@@ -78,6 +86,12 @@ def choose_queries(
         return [options.patch]
     if options.query is None:
         return [*list_word_tokens(recording, layer, part)] or [None]
+    keys = recording.map(layer, part=part).shape[3]
+    if keys != len(recording.tokens or ()) or describe_wordless_tokens(recording.axis_places(layer, "self", part)[1], keys):
+        raise ConfigError(
+            f"--query is a token of the prompt, and the {keys} tokens of {options.head} are others: "
+            "pass --patch R,C, or a layer of the language model."
+        )
     return [find_word(options.query, [str(one) for one in recording.tokens or ()])[0]]
 
 
