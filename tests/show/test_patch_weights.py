@@ -73,6 +73,8 @@ def test_a_word_of_a_text_looks_at_the_patches_between_the_words():
     torch.testing.assert_close(found.values, row[2:11].view(3, 3), **CLOSE)
     assert found.query == "“this”, token 12"
     assert len(found.others) == 4
+    recording.tokens = [str(n) for n in range(recording.map(0, part="language_model").shape[3])]
+    assert compute_patch_weights(recording, 0, part="language_model").query == "“12”, token 12"  # a text of its own number
     word = compute_patch_weights(recording, 0, 2, query=1, part="language_model")
     assert word.values.isnan().all()  # the patches come after this word
 

@@ -52,10 +52,16 @@ def get_key_words(recording: Recording, row: int, count: int) -> list[str]:
 
 def match_words(words: Words | None, row: int, count: int) -> list[str]:
     """Return the words of a batch row if there are `count` of them, else the indices."""
+    found = find_words(words, row, count)
+    return [str(n) for n in range(count)] if found is None else found
+
+
+def find_words(words: Words | None, row: int, count: int) -> list[str] | None:
+    """Return the words of a batch row if there are `count` of them, else None."""
     found: Sequence[object] = () if words is None else words
     if len(found) and not isinstance(found[0], str):
         found = found[row]  # type: ignore[assignment]
-    return [str(word) for word in found] if len(found) == count else [str(n) for n in range(count)]
+    return [str(word) for word in found] if len(found) == count else None
 
 
 def get_axis_words(recording: Recording, layer: int | str, kind: str, part: str | None, row: int, size: Size) -> AxisWords:

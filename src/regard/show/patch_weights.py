@@ -14,7 +14,7 @@ from regard.observe.attribution import Attribution
 from regard.observe.image_tower import CLASS_TOKEN
 from regard.observe.places import EMPTY, HINT, PatchGrid, list_places
 from regard.observe.rollout import roll_out_until
-from regard.show.axis_words import match_words
+from regard.show.axis_words import find_words, match_words
 
 QUANTITIES = ("weights", "rollout")
 MAX_OTHERS = 3  # tokens that are no patches, named one by one
@@ -194,11 +194,12 @@ def name_query(
         return f"patch {patch[0]},{patch[1]}"
     q, k = recording.map(layer, kind=kind, part=part).shape[2:]
     asking, keys = recording.axis_places(layer, kind, part)
-    words = match_words(recording.words(layer, kind, part)[0], row, k if asking else q)
+    size = k if asking else q
+    words = find_words(recording.words(layer, kind, part)[0], row, size)
     number = token + k - q if asking else token
-    if asking and isinstance(keys[0], PatchGrid) and words[number] == str(number):
-        return name_patch(keys, number, k)
-    return f"“{words[number].strip()}”, token {number}" if words[number] != str(number) else f"token {number}"
+    if words is not None:
+        return f"“{words[number].strip()}”, token {number}"
+    return name_patch(keys, number, k) if asking and isinstance(keys[0], PatchGrid) else f"token {number}"
 
 
 def name_patch(grids: list[Any], number: int, size: int) -> str:

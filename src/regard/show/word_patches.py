@@ -11,9 +11,9 @@ from regard.show.terminal import truncate_end
 from regard.show.terminal_colors import TerminalArea
 
 TITLES = "token", "word", "image", "most at", "weight"
+WORD = 1  # its column
 TOKEN = ", token "  # in the name of a query, before its number
 MAX_LINES = 40  # of the table: the last words
-NUMBERS = 34  # cells of a line beside the word
 
 
 def render_words(shown: Sequence[PatchWeights], window: TerminalArea) -> Iterator[Text]:
@@ -24,8 +24,10 @@ def render_words(shown: Sequence[PatchWeights], window: TerminalArea) -> Iterato
         seen = one.values.nan_to_num(0.0)
         row, column = divmod(int(seen.argmax()), seen.shape[1])
         word, _, number = one.query.rpartition(TOKEN)
-        word = truncate_end(word, max(window.width - NUMBERS, len("word")))
-        rows.append((number, word, f"{float(seen.sum()):.2f}", f"patch {row},{column}", f"{float(seen.max()):.3f}"))
-    yield from (Text(line) for line in align_columns(TITLES, rows, ("word",)))
+        rows.append([number, word, f"{float(seen.sum()):.2f}", f"patch {row},{column}", f"{float(seen.max()):.3f}"])
+    beside = sum(max(map(len, column)) + 2 for n, column in enumerate(zip(TITLES, *rows, strict=True)) if n != WORD)
+    for cells in rows:
+        cells[WORD] = truncate_end(cells[WORD], max(window.width - beside, len(TITLES[WORD])))
+    yield from (Text(line) for line in align_columns(TITLES, rows, (TITLES[WORD],)))
     if len(shown) > MAX_LINES:
         yield from wrap_sentence(f"{len(shown) - MAX_LINES:,} words before these: --query shows one.", window.width, "dim")
