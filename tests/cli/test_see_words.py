@@ -8,7 +8,17 @@ import torch
 from PIL import Image
 from tokenizers.processors import TemplateProcessing
 from torch import nn
-from transformers import AutoProcessor, LlavaForConditionalGeneration, PaliGemmaForConditionalGeneration, ViTConfig, ViTModel
+from transformers import (
+    AutoProcessor,
+    Blip2Config,
+    GPT2Config,
+    LlavaForConditionalGeneration,
+    PaliGemmaForConditionalGeneration,
+    T5Config,
+    VisionEncoderDecoderConfig,
+    ViTConfig,
+    ViTModel,
+)
 
 from cli.prompted_models import IMAGE, SMALL, make_qwen, save_llava, save_paligemma
 from cli.test_see import see
@@ -183,6 +193,37 @@ def test_a_wrong_choice_is_one_line(capsys, place, flags, says):
     code, _, err = see(capsys, place / "image.png", *wanted)
     assert code == 2
     assert says in " ".join(err.split())
+
+
+@pytest.mark.parametrize("tokens", ["0", "2"])
+def test_two_places_of_one_image_are_one_line(capsys, place, tokens):
+    flags = "--text", f"{IMAGE} {IMAGE} hat", "--tokens", tokens
+    code, _, err = see(capsys, place / "image.png", "--model", place / "llava", *flags)
+    assert code == 2
+    said = " ".join(err.split())
+    assert "the processor of llava does not read one image with this prompt: " in said
+    assert "Write <image> once in the prompt, or leave it out." in said
+
+
+@pytest.mark.parametrize("tokens", [0, 2])
+def test_a_prompt_that_the_model_refuses_is_one_line(place, tokens):
+    prompter = load_image_prompter(str(place / "llava"))
+    inputs, _ = prompter.prepare(np.zeros((24, 24, 3), np.uint8), PROMPT)
+    inputs["input_ids"][0, 3] = 5  # one token less of the image than features
+    with pytest.raises(ConfigError, match=r"^llava does not run on this prompt: .* Shorten the prompt and --tokens"):
+        prompter.run(inputs, tokens)
+
+
+@pytest.mark.parametrize("kind", ["blip2", "drawn"])
+def test_a_model_whose_decoder_does_not_read_the_prompt_is_refused(tmp_path, kind):
+    if kind == "blip2":
+        sizes = {"d_model": 24, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 3, "vocab_size": 30}
+        config = Blip2Config(text_config=T5Config(**sizes).to_dict())
+    else:
+        config = VisionEncoderDecoderConfig.from_encoder_decoder_configs(ViTConfig(**SMALL), GPT2Config(n_layer=1))
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="writes its text in a decoder that does not read the prompt"):
+        load_image_prompter(str(tmp_path))
 
 
 @pytest.mark.slow

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from regard.cli.device import format_first_line
 from regard.cli.image_model import INPUT, find_source, restore_pixels
 from regard.cli.model_loading import convert_loading_errors, is_only_in_cache, refuse_missing_weights, silence_transformers
-from regard.errors import ConfigError
+from regard.errors import ConfigError, RegardError
 from regard.mechanism.arguments import add_article
 from regard.observe.media import WORD_IDS, read_grids
 from regard.show.image_input import Pixels
@@ -37,7 +38,16 @@ class ImagePrompter:
         has_begin = {"add_special_tokens": False} if begin and text.startswith(begin) else {}  # by its chat template
         with silence_transformers(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what processors themselves do
-            found = dict(self.processor(images=pixels, text=text, return_tensors="pt", **has_begin))
+            try:
+                found = dict(self.processor(images=pixels, text=text, return_tensors="pt", **has_begin))
+            except Exception as error:  # processors may raise anything
+                place = getattr(self.processor, "image_token", None) or "the place of the image"
+                raise ConfigError(
+                    f"the processor of {self.name} does not read one image with this prompt: {format_first_line(error)} "
+                    f"Write {place} once in the prompt, or leave it out."
+                ) from None
+        if WORD_IDS not in found:
+            raise ConfigError(f"the processor of {self.name} makes no {WORD_IDS} of the prompt: leave out --text.")
         found.pop(LABELS, None)
         dtype = next(self.model.parameters()).dtype
         inputs = {name: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for name, x in found.items()}
@@ -89,11 +99,19 @@ class ImagePrompter:
 
     def run(self, inputs: dict[str, Any], tokens: int) -> tuple[list[int], Tensor | None]:
         """Run the model and return the ids of the tokens that it generated, or without any, the logits of the next token."""
-        if not tokens:
-            return [], self.model(**inputs).logits[0, -1]
         settings = {"max_new_tokens": tokens, "do_sample": False, "num_beams": 1}
-        with silence_transformers():
-            found = self.model.generate(**inputs, **settings)
+        try:
+            with silence_transformers():
+                if not tokens:
+                    return [], self.model(**inputs).logits[0, -1]
+                found = self.model.generate(**inputs, **settings)
+        except RegardError:
+            raise
+        except (ValueError, LookupError) as error:  # as if the text is too long, or has other tokens of the image
+            raise ConfigError(
+                f"{self.name} does not run on this prompt: {format_first_line(error)} "
+                "Shorten the prompt and --tokens, and check that the processor is that of the model."
+            ) from error
         return found[0, inputs[WORD_IDS].shape[1] :].tolist(), None
 
 
@@ -113,6 +131,11 @@ def load_image_prompter(name: str) -> ImagePrompter:
         if type(config) not in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
             kind = type(config).__name__.removesuffix("Config")
             raise ConfigError(f"{name} is {add_article(kind)}, which continues no text about an image: leave out --text.")
+        if any(getattr(one, "is_encoder_decoder", False) for one in (config, getattr(config, "text_config", None))):
+            raise ConfigError(
+                f"{name} writes its text in a decoder that does not read the prompt, whose words the maps of this command are "
+                "of: leave out --text, or take a model that continues the prompt, such as LLaVA."
+            )
         processor = transformers.AutoProcessor.from_pretrained(source, local_files_only=is_local)
         kind = getattr(transformers, IMAGE_TEXT)
         model, found = kind.from_pretrained(source, dtype="auto", output_loading_info=True, local_files_only=is_local)
