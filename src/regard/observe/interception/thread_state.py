@@ -203,10 +203,11 @@ def pop_frame(frame: ModuleFrame) -> None:
     if STATE.frames and STATE.frames[-1] is frame:
         frame.release_steps()
     frames = STATE.frames
-    if frames and frames[-1] is frame:
-        frames.pop()
-    elif frame in frames:
-        del frames[frames.index(frame) :]
+    if frame in frames:
+        place = frames.index(frame)
+        for one in frames[place:]:
+            one.contexts.clear()  # its calls refer to the frame
+        del frames[place:]
     if not frames:
         STATE.inferred_masks.clear()
         if STATE.mode is not None:
@@ -285,7 +286,8 @@ def dispatch_call(
             )
             if STATE.mode is not None and STATE.mode.positions.stored:
                 STATE.mode.follow_positions(STATE.mode.positions.follow_call, call, adapter, result)
-            if STATE.frames and adapter.context is not None and adapter.postpone is None:
+            is_kept = adapter.context is not None and adapter.postpone is None
+            if STATE.frames and is_kept and not all(one.can_change_calls for one in STATE.watchers):
                 STATE.frames[-1].add_context(call, adapter.context, result)
             return result
         call, adapter = change_recurrence(call, adapter)
