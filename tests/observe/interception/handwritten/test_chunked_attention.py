@@ -30,6 +30,7 @@ pytestmark = pytest.mark.usefixtures("in_float64")
 @settings(max_examples=8, deadline=None)
 @given(b=st.integers(1, 3), h=st.integers(1, 3), t=st.integers(9, 17), e=st.integers(3, 5), seed=st.integers(0, 99))
 @example(b=2, h=2, t=16, e=4, seed=0)  # as many heads as batch rows, and values as wide as the chunks are long
+@example(b=CHUNK, h=2, t=16, e=5, seed=0)  # chunks as long as the batch
 def test_the_map_of_chunks_is_the_matrix_of_all_tokens_by_its_definition(form, b, h, t, e, seed):
     assume(form != "in a loop" or t % CHUNK != 1)
     torch.manual_seed(seed)

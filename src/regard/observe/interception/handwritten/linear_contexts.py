@@ -29,6 +29,7 @@ from regard.observe.interception.handwritten.linear_attention import (
     mixes_within_tokens,
 )
 from regard.observe.interception.handwritten.linear_call import CHANGED, LinearCall, read_call
+from regard.observe.interception.handwritten.linear_scores import list_token_lengths
 from regard.observe.interception.handwritten.running_chunks import CARRIED, UNCHANGED, Chunk, RunningChunks, join_running_chunks
 from regard.observe.interception.handwritten.score_form import COPIES, FUSED, PERMUTES, PRODUCTS, QUOTIENTS, VIEWS
 from regard.observe.interception.handwritten.tensor_axes import AxisTable
@@ -185,7 +186,8 @@ class LinearContexts:
         """Start a call of masked scores of chunks of tokens that are multiplied with values to y."""
         try:
             kernel = KERNEL.format(strip_affixes(name))
-            call, places = start_chunked_call(table, roles, trace, product, y, kernel, frames[-1].list_lengths())
+            lengths = list_token_lengths(frames[-1], table, roles)
+            call, places = start_chunked_call(table, roles, trace, product, y, kernel, lengths)
         except UnreadableError as error:
             self.miss_call(frames, name, str(error), y)
         else:

@@ -88,7 +88,17 @@ def are_of_all_tokens(frame: ModuleFrame, table: AxisTable, roles: ChainRoles) -
     Masked scores of other tokens are of a chunk, beside which a layer keeps a state.
     """
     t = math.prod(table.get_sizes([*roles.keys]))
-    return not roles.is_masked or not frame.input_tensors or t in frame.list_lengths()
+    return not roles.is_masked or not frame.input_tensors or t in list_token_lengths(frame, table, roles)
+
+
+def list_token_lengths(frame: ModuleFrame, table: AxisTable, roles: ChainRoles) -> set[int]:
+    """Return the lengths of a module's inputs that may be those of tokens: the longest, and those of no batch rows or heads.
+
+    A chunk may be as long as the batch.
+    """
+    rows = (list_axes(table, roles.q_dims) & list_axes(table, roles.v_dims)) - roles.keys
+    sizes, lengths = {*table.get_sizes([*rows])}, frame.list_lengths()
+    return {n for n in lengths if n not in sizes or n == max(lengths)}
 
 
 def weigh_linearly(trace: Trace) -> Trace:
