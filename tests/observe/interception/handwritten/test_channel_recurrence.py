@@ -175,12 +175,79 @@ class Wrong(Loops):
             outputs.append(h)
         return torch.stack(outputs[::-1], 1)
 
+    def swap_two(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        h, outputs = torch.zeros(B, D), torch.empty(B, T, D)
+        for i in (0, 2, 1, *range(3, T)):
+            h = w[:, i].sigmoid() * h + k[:, i]
+            outputs[:, i] = h
+        return outputs
 
-@pytest.mark.parametrize("style", ["grow", "skip_a_read", "change_in_place", "run_backwards", "run_inside_backwards"])
+    def swap_two_inside(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        h, outputs, tokens = torch.zeros(B, D), [], k.unbind(1)
+        for i in (0, 2, 1, *range(3, T)):
+            z, new = self.inner(tokens[i]).chunk(2, -1)
+            h = z.sigmoid() * h + new
+            outputs.append(h)
+        return torch.stack(outputs, 1)
+
+    def write_elsewhere(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        h, outputs = torch.zeros(B, D), torch.empty(B, T, D)
+        for i, place in enumerate((0, 2, 1, *range(3, T))):
+            h = w[:, i].sigmoid() * h + k[:, i]
+            outputs[:, place] = h
+        return outputs
+
+
+UNREAD = ["grow", "skip_a_read", "change_in_place", "run_backwards", "run_inside_backwards", "swap_two", "swap_two_inside"]
+
+
+@pytest.mark.parametrize("style", [*UNREAD, "write_elsewhere"])
 def test_a_loop_over_vectors_of_another_form_is_missed(style):
     recording, _ = record_and_compare(nn.Sequential(Wrong(style)), lambda model: model(torch.randn(B, T, C)), missing=True)
     assert not recording.calls
     assert [(one.module, one.reason) for one in recording.missed] == [("0", LOOP)]
+
+
+SWAPPED = torch.tensor([0, 2, 1, *range(3, T)])
+MOVES: dict[str, Callable[[Tensor], Tensor]] = {
+    "flip": lambda x: x.flip(1),
+    "index": lambda x: x[:, SWAPPED],
+    "list": lambda x: x[:, SWAPPED.tolist()],
+    "index_select": lambda x: x.index_select(1, SWAPPED),
+    "gather": lambda x: x.gather(1, SWAPPED[:, None].expand_as(x)),
+    "take_along_dim": lambda x: torch.take_along_dim(x, SWAPPED.view(1, T, 1), 1),
+}
+
+
+class Moved(Scans, Rounds):
+    """Scans over tokens in another order, of their decays too or of what they write alone."""
+
+    def __init__(self, style: str, move: Callable[[Tensor], Tensor], all_too: bool) -> None:
+        super().__init__(style)
+        self.move, self.all_too = move, all_too
+
+    def forward(self, x: Tensor) -> Tensor:
+        r, w, k, v = self.project(x).chunk(4, -1)
+        return getattr(self, self.style)(r, self.move(w) if self.all_too else w, *map(self.move, (k, v)))
+
+
+@pytest.mark.parametrize("all_too", [False, True])
+@pytest.mark.parametrize("style", ["divide_by_products", "double_steps", "sum_logarithms"])
+@pytest.mark.parametrize("name", MOVES)
+def test_a_scan_of_tokens_in_another_order_is_missed(name, style, all_too):
+    model = nn.Sequential(Moved(style, MOVES[name], all_too))
+    recording, _ = record_and_compare(model, lambda model: model(torch.randn(B, T, C)), missing=True)
+    assert not recording.calls
+    assert [one.module for one in recording.missed] == ["0"]
+
+
+def test_a_scan_of_tokens_that_an_index_leaves_in_their_order_is_read():
+    model, x = nn.Sequential(Moved("divide_by_products", lambda x: x[:, torch.arange(T)], True)), torch.randn(B, T, C)
+    recording, _ = record_and_compare(model, lambda model: model(x))
+    with torch.no_grad():
+        _, w, k, _ = project(model[0], x)
+    assert_equal(recording.map(0, kind="implicit").dense(), define(w.sigmoid()))
+    assert_equal(recording.values(0, kind="implicit").squeeze(-1).mT, k)
 
 
 @pytest.mark.parametrize(("kind", "style"), [(Loops, "gate"), (Rounds, "double_steps")])

@@ -22,7 +22,7 @@ from regard.observe.interception.handwritten.channel_states import ChannelLoop
 from regard.observe.interception.handwritten.loop_check import compare_outputs
 from regard.observe.interception.handwritten.loop_recurrence import GROWS, KERNEL
 from regard.observe.interception.handwritten.state_loop import ChannelState
-from regard.observe.interception.handwritten.token_joiner import BACKWARDS, DIFFERS, are_in_reverse
+from regard.observe.interception.handwritten.token_joiner import BACKWARDS, DIFFERS, are_out_of_order
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.provenance import ModuleFrame
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall, RecurrenceFactors
@@ -57,7 +57,7 @@ def read_loop_factors(loop: ChannelLoop) -> RecurrenceFactors:
         raise UnreadableError(DIFFERS)
     if any(one is not other.before for one, other in pairwise(chain)):
         raise UnreadableError(DIFFERS)
-    if runs_backwards(loop.frame, states):
+    if takes_later_first(loop, states):
         raise UnreadableError(BACKWARDS)
     if len({(one.shape.numel(), len(one.added)) for one in (*read, *states)}) > 1:
         raise UnreadableError(DIFFERS)
@@ -103,17 +103,38 @@ def find_values(frame: ModuleFrame, read: Sequence[ChannelState], states: Sequen
     return Roles(place, place)
 
 
-def runs_backwards(frame: ModuleFrame, states: Sequence[ChannelState]) -> bool:
-    """Return whether a loop takes a later token before an earlier one, by their places in memory or by their indices."""
+def takes_later_first(loop: ChannelLoop, states: Sequence[ChannelState]) -> bool:
+    """Return whether a loop takes or writes a later token before an earlier one, by their places in memory or their indices."""
     series = (*zip(*(one.added for one in states), strict=False), *zip(*(one.gates for one in states[1:]), strict=False))
-    if any(map(are_in_reverse, series)):
+    if any(map(are_out_of_order, series)) or not is_increasing(loop.places):
         return True
-    picked: dict[int, list[int]] = {}  # indices of tokens by the tensor
+    return any(len(index) >= len(states) - 1 and not is_increasing(index) for index in list_picks(loop.frame))
+
+
+def is_increasing(places: Sequence[int]) -> bool:
+    """Return whether each number is more than the one before."""
+    return all(one < other for one, other in pairwise(places))
+
+
+def list_picks(frame: ModuleFrame) -> list[list[int]]:
+    """Return the indices of the entries that a module takes of each tensor, in the order in which it first uses them."""
+    places, picked = dict[int, tuple[tuple[int, int], int]](), dict[tuple[int, int], dict[int, None]]()
     for one in frame.list_operations():
-        if one.name == "__getitem__" and one.along is not None and one.shapes is not None and isinstance(one.shapes.how, tuple):
-            index = [n for n in one.shapes.how if type(n) is int]
-            picked.setdefault(id(one.given[0]), []).extend(index[:1])
-    return any(len(index) >= len(states) - 1 and index[-1] < index[0] for index in picked.values())
+        for x in one.given:
+            if id(x) in places:
+                source, index = places[id(x)]
+                picked.setdefault(source, {})[index] = None
+        if one.along is None or not one.given:
+            continue
+        axis, shape = one.along
+        if one.name == "__getitem__":
+            how = one.shapes.how if one.shapes is not None else None
+            index = next((n for n in (how if isinstance(how, tuple) else (how,)) if type(n) is int), None)
+            found = [] if index is None else [index % shape[axis]]
+        else:
+            found = [*range(len(one.results))] if len(one.results) == shape[axis] else []
+        places |= {id(y): ((id(one.given[0]), axis), index) for y, index in zip(one.results, found, strict=False)}
+    return [[*index] for index in picked.values()]
 
 
 def have_same_numbers(x: Tensor, y: Tensor) -> bool:

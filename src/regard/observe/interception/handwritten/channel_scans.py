@@ -20,12 +20,12 @@ from regard.observe.interception.handwritten.score_form import COPIES, PERMUTES,
 from regard.observe.interception.handwritten.state_loop import Product, RunningSum, SumKind, Trace
 from regard.observe.interception.handwritten.state_scans import is_scan
 from regard.observe.interception.lookups import IS_TENSOR, RUNNING
-from regard.observe.interception.provenance import ModuleFrame
+from regard.observe.interception.provenance import WEIGHT, ModuleFrame, Operation
 
 MIN_TOKENS = 4
 MAX_PAIRS = 4  # of decays and what is written, of a module
 MAX_STEPS = 8  # of views from a part of a tensor to the whole
-REVERSALS = {"flip", "fliplr", "flipud", "rot90"}
+REVERSALS = {"flip", "fliplr", "flipud", "rot90", "sort", "msort", "argsort", "take", "masked_select", "index_put"}
 PARTS = VIEWS | PERMUTES | {"getitem", "narrow", "select"}
 
 
@@ -84,7 +84,7 @@ class ChannelScans(ChannelStates):
                 self.put(y, trace._replace(kind=kind))
         elif core not in ("cumsum", "cumprod") or not x.is_floating_point():
             return
-        elif has_tokens(frames[-1], x) and not is_reversed(frames[-1], x):
+        elif has_tokens(frames[-1], x) and not has_other_order(frames[-1], x):
             self.put(y, RunningSum(SumKind.LOGS if core == "cumsum" else SumKind.DECAYS, x.detach(), core == "cumsum", axis))
 
     def follow_running(
@@ -120,9 +120,13 @@ class ChannelScans(ChannelStates):
             sign *= trace.sign
             if ended is not None and ended.kind is ends and sign == -ended.sign and ended.decays is trace.decays:
                 self.add_scan(frames, y, ended, is_log, sign)
-            elif ended is None and isinstance(other, Tensor) and other.shape == y.shape:
+            elif ended is None and self.can_be_written(frames[-1], other, y):
                 self.put(y, trace._replace(kind=terms, sign=sign, written=other.detach()))
             return
+
+    def can_be_written(self, frame: ModuleFrame, x: Any, y: Tensor) -> bool:
+        """Return whether x can be what tokens write, in their order, of which y was made."""
+        return isinstance(x, Tensor) and x.shape == y.shape and not has_other_order(frame, x)
 
     def add_scan(self, frames: list[ModuleFrame], y: Tensor, summed: RunningSum, is_log: bool, sign: int) -> None:
         """Keep y, or its exponentials, as the states of a scan."""
@@ -158,7 +162,7 @@ class ChannelScans(ChannelStates):
                 if any(isinstance(self.find(each), Product) for each in (x, y)):
                     continue  # whose states are matrices
                 if any(has_tokens(frames[-1], each) for each in (x, y)) and not any(
-                    is_reversed(frames[-1], each) for each in (x, y)
+                    has_other_order(frames[-1], each) for each in (x, y)
                 ):
                     self.pairs.append(ScanPair(frames[-1], x.detach().clone(), y.detach().clone(), name))
                     return
@@ -179,10 +183,26 @@ class ChannelScans(ChannelStates):
         return ended
 
 
-def is_reversed(frame: ModuleFrame, x: Tensor) -> bool:
-    """Return whether x was made of a tensor whose entries are in the reverse order, which its map would have too."""
-    reversals = {id(y) for one in frame.list_operations() if one.name in REVERSALS for y in one.results}
-    return bool(reversals) and not reversals.isdisjoint(find_ancestors([frame], x))
+def has_other_order(frame: ModuleFrame, x: Tensor) -> bool:
+    """Return whether x was made of a tensor whose tokens may be in another order, which its map would have too."""
+    moved = {id(y) for one in frame.list_operations() if may_move_tokens(frame, one) for y in one.results}
+    return bool(moved) and not moved.isdisjoint(find_ancestors([frame], x))
+
+
+def may_move_tokens(frame: ModuleFrame, operation: Operation) -> bool:
+    """Return whether an operation may bring tokens to another order: a reversal or a look-up by an index.
+
+    A look-up in a weight, along the features, or by an index that increases, does not.
+    """
+    name, lookup = operation.name.strip("_"), operation.lookup
+    if name in REVERSALS:
+        return True
+    if lookup is None:  # an index that is a list has no shapes
+        return name == "getitem" and operation.shapes is None
+    if name == "embedding" or lookup.dim == -1 or frame.find_contents(operation.given[0]) == WEIGHT:
+        return False
+    rows = lookup.read_index()
+    return rows is None or lookup.has_changed or bool((rows.diff() <= 0).any())
 
 
 def is_part(x: Tensor) -> bool:

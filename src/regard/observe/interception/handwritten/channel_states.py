@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from regard.observe.interception.function_roles import Role
 from regard.observe.interception.handwritten.ancestor_search import has_tokens
@@ -28,6 +29,7 @@ class ChannelLoop:
     function: str
     entries: list[Channels] = field(default_factory=list)
     outputs: list[Tensor] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)  # in memory, of the entries that it wrote the outputs to
 
 
 class ChannelStates(StateReads):
@@ -38,7 +40,7 @@ class ChannelStates(StateReads):
         self.channel_loops: list[ChannelLoop] = []
         self.channel_modules = weakref.WeakSet[nn.Module]()  # of which a loop or a scan over vectors was recorded
         self.start_shapes = set[torch.Size]()  # of zeros
-        self.buffers: dict[int, ChannelLoop] = {}  # that loops write what they read to, by the id of the tensor
+        self.buffers = WeakTensorKeyDictionary()  # the loop that writes what it reads to a tensor
 
     def clear(self) -> None:
         """Forget all loops."""
@@ -149,10 +151,13 @@ class ChannelStates(StateReads):
         buffer, y = args[0], args[-1]
         if len(args) < 3 or buffer.numel() <= y.numel():
             return
-        loop = self.buffers.get(id(buffer))
+        loop = self.buffers.get(buffer)
         if loop is None or loop.frame is not frames[-1]:
-            loop = self.buffers[id(buffer)] = ChannelLoop(frames[-1], "setitem")
+            loop = self.buffers[buffer] = ChannelLoop(frames[-1], "setitem")
             self.channel_loops.append(loop)
+        part = buffer[args[1]]
+        is_view = part.untyped_storage().data_ptr() == buffer.untyped_storage().data_ptr()
+        loop.places.append(part.data_ptr() if is_view else -1)  # of an index that is a tensor, whose place is not known
         loop.entries.append(state)
         loop.outputs.append(y.detach().clone())
 
@@ -160,5 +165,6 @@ class ChannelStates(StateReads):
         """Return the loops over vectors of a module that ends, and forget them."""
         ended = [one for one in self.channel_loops if one.frame is frame]
         self.channel_loops = [one for one in self.channel_loops if one.frame is not frame]
-        self.buffers = {key: one for key, one in self.buffers.items() if one.frame is not frame}
+        for x in [x for x, one in self.buffers.items() if one.frame is frame]:
+            del self.buffers[x]
         return [one for one in ended if len(one.entries) > 1]

@@ -33,7 +33,7 @@ class TokenJoiner:
             raise UnreadableError(CHANGED)
         keys = tuple(map(identify_factor, parts))
         if keys not in self.joined:
-            if are_in_reverse([one.tensor for one in parts]):
+            if are_out_of_order([one.tensor for one in parts]):
                 raise UnreadableError(BACKWARDS)
             is_same = len(set(keys)) == 1
             stacked = (
@@ -66,10 +66,10 @@ class TokenJoiner:
         return prod(self.table.get_sizes(self.table.expand_axes(axes)))
 
 
-def are_in_reverse(parts: Sequence[Tensor]) -> bool:
-    """Return whether tensors are parts of one memory, the later ones before the earlier."""
+def are_out_of_order(parts: Sequence[Tensor]) -> bool:
+    """Return whether tensors are different parts of one memory, one of them before an earlier one."""
     places, storages = [x.data_ptr() for x in parts], {x.untyped_storage().data_ptr() for x in parts}
-    return len(storages) == 1 and len({*places}) == len(places) and places[-1] < places[0]
+    return len(storages) == 1 and len({*places}) == len(places) and places != sorted(places)
 
 
 def identify_factor(factor: Factor) -> tuple[object, ...]:
