@@ -271,8 +271,7 @@ class AttentionFunctionMode(TorchFunctionMode):
     def follow_loops(self, frames: list[ModuleFrame], func: Any, name: str, role: Role | None, *call: Any) -> None:
         """Follow the states of loops. A failure must not stop the model: it is reported if a loop was followed."""
         try:
-            if self.loops.may_follow(role, name, *call):
-                self.loops.follow_function(frames, func, name, role, *call)
+            self.loops.follow_function(frames, func, name, role, *call)
         except Exception as error:
             has_any = any(loop.has_several_tokens for loop in self.loops.loops)
             self.loops.clear()

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 import regard
 from observe.interception.handwritten.test_unread_recurrences import Loops, Rounds, Scans
 from observe.recording_checks import EQUAL, assert_equal, assert_same_mechanism, record_and_compare
+from regard.observe.interception.handwritten import channel_scans
+from regard.observe.interception.handwritten.state_scans import is_scan
 from regard.observe.interception.handwritten.unread_recurrences import LOOP
 
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -321,3 +323,29 @@ def test_a_gated_recurrent_network_has_no_map():
     recording, _ = record_and_compare(nn.Sequential(Gated("read_states")), lambda model: model(torch.randn(B, T, C)))
     assert not recording.calls
     assert not recording.missed
+
+
+class Gated(nn.Module):
+    """Products of parts of two tensors, of their features or of their tokens, and other functions of as many entries."""
+
+    def __init__(self, of_tokens: bool) -> None:
+        super().__init__()
+        self.project, self.of_tokens = nn.Linear(C, 4 * D), of_tokens
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, other = self.project(x).clone(), self.project(x).sigmoid()
+        parts = (slice(None), slice(1, None)) if self.of_tokens else (..., slice(2 * D))
+        product = one[parts] * other[parts]
+        for _ in range(100):
+            one, other = one * 1.01, other + 1
+        return torch.cat([one[:, :1], product], 1) if self.of_tokens else one * other + product.sum()
+
+
+@pytest.mark.parametrize("of_tokens", [False, True])
+def test_products_of_parts_that_are_no_scan_cost_few_comparisons(of_tokens, monkeypatch):
+    compared: list[bool] = []
+    monkeypatch.setattr(channel_scans, "is_scan", lambda *given: compared.append(is_scan(*given)) or compared[-1])
+    record_and_compare(nn.Sequential(Gated(of_tokens)), lambda model: model(torch.randn(B, T, C)))
+    assert not any(compared)
+    assert len(compared) <= (2 * channel_scans.MAX_TRIES if of_tokens else 0)
+    assert bool(compared) is of_tokens

@@ -24,6 +24,7 @@ from regard.observe.interception.provenance import WEIGHT, ModuleFrame, Operatio
 
 MIN_TOKENS = 4
 MAX_PAIRS = 4  # of decays and what is written, of a module
+MAX_TRIES = 64  # of tensors that may be the states of a pair
 MAX_STEPS = 8  # of views from a part of a tensor to the whole
 REVERSALS = {"flip", "fliplr", "flipud", "rot90", "sort", "msort", "argsort", "take", "masked_select", "index_put"}
 PARTS = VIEWS | PERMUTES | {"getitem", "narrow", "select"}
@@ -51,6 +52,7 @@ class ScanPair:
     written: Tensor
     function: str
     found: ChannelScan | None = None
+    tries: int = 0  # tensors that were compared with its recurrence
 
 
 class ChannelScans(ChannelStates):
@@ -151,8 +153,9 @@ class ChannelScans(ChannelStates):
         return tensors[0]._base is None or tensors[0]._base is not tensors[1]._base
 
     def start_rounds(self, frames: list[ModuleFrame], args: Any, name: str) -> None:
-        """Keep the two tensors that the operands of a product are parts of, if both have the tokens of a module."""
-        one, other = (find_wholes(frames[-1], x) for x in [*filter(IS_TENSOR, args)][-2:])
+        """Keep the two tensors that the operands of a product are parts of, with all features and the tokens of a module."""
+        parts = [*filter(IS_TENSOR, args)][-2:]
+        one, other = ([y for y in find_wholes(frames[-1], x) if y.shape[-1] == x.shape[-1]] for x in parts)
         lengths = frames[-1].list_lengths()
         for x in one:
             for y in other:
@@ -167,12 +170,12 @@ class ChannelScans(ChannelStates):
                     self.pairs.append(ScanPair(frames[-1], x.detach().clone(), y.detach().clone(), name))
                     return
 
-    def find_states(self, frames: list[ModuleFrame], tensors: list[Tensor]) -> None:
-        """Keep a tensor that holds the states of all tokens of a pair of decays and what is written."""
+    def find_states(self, frames: list[ModuleFrame], x: Tensor) -> None:
+        """Keep a tensor if it holds the states of all tokens of a pair of decays and what is written."""
         frame = frames[-1]
         for pair in self.pairs:
-            if pair.frame is frame and pair.found is None:
-                pair.found = next((found for x in tensors if (found := find_scan(pair, x, frame.list_lengths()))), None)
+            if pair.frame is frame and pair.found is None and pair.tries < MAX_TRIES and x.dim() == pair.decays.dim():
+                pair.found = find_scan(pair, x, frame.list_lengths())
 
     def take_channel_scans(self, frame: ModuleFrame) -> list[ChannelScan]:
         """Return the scans over vectors of a module that ends, and forget them."""
@@ -228,15 +231,16 @@ def find_scan(pair: ScanPair, x: Tensor, lengths: set[int]) -> ChannelScan | Non
     The tokens of both may be padded.
     """
     whole = pair.decays.shape
-    if x.dim() != len(whole) or not x.is_floating_point() or not x.numel():
+    if not x.is_floating_point() or not x.numel():
         return None
     own = [*enumerate(x.shape)][:-1]
     axes = [n for n, size in own if size in lengths and size >= MIN_TOKENS and size <= whole[n] < 2 * size]
     for axis in axes:
         if any(size != whole[n] for n, size in enumerate(x.shape) if n != axis):
             continue
+        pair.tries += 1
         decays, written = (y.narrow(axis, 0, x.shape[axis]) for y in (pair.decays, pair.written))
         for a, b in ((decays, written), (written, decays)):
-            if not torch.equal(x, b) and is_scan(x, a, b, axis):
+            if is_scan(x, a, b, axis) and not torch.equal(x, b):
                 return ChannelScan(pair.frame, pair.function, x.detach().clone(), a, b, axis)
     return None

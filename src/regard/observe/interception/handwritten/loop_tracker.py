@@ -35,6 +35,7 @@ from regard.observe.interception.lookups import JOINS_PARTS, RUNNING
 from regard.observe.interception.provenance import ModuleFrame, find_tensors, has_own_data, list_objects
 
 LAYOUTS = VIEWS | PERMUTES | COPIES | PARTS | {"expand", "expand_as", "broadcast_to"}
+ENDS_ROUNDS = JOINS_PARTS | {"addcmul", "setitem", "copy", "getitem", "narrow", "where", "flatten", "reshape", "view"}
 RESHAPES = VIEWS - {"squeeze", "unsqueeze"}
 
 
@@ -45,29 +46,31 @@ class LoopTracker(FourierConvolutions):
         """Return False only if a function neither has a followed argument nor makes zeros or an outer product: quick."""
         if name in ZEROS or is_outer_product(role, name, args, y) or (role is Role.MULTIPLY and is_zero(args[-1])):
             return True
-        if self.pairs or name in RUNNING or name in TRANSFORMS or self.may_be_added(role, y):
-            return True
-        if self.may_read_scan(role, args) or self.may_start_rounds(role, args):
+        if name in RUNNING or name in TRANSFORMS or self.may_be_added(role, y):
             return True
         return bool(self.traces) and not self.traces.keys().isdisjoint(map(id, list_objects(args, kwargs)))
 
     def follow_function(
         self, frames: list[ModuleFrame], func: Any, name: str, role: Role | None, args: Any, kwargs: Any, result: Any
     ) -> None:
-        """Follow a function, unless torch.func transforms it."""
+        """Follow a function, unless it does nothing that is followed, or torch.func transforms it."""
+        reads_scan, starts_rounds = self.may_read_scan(role, args), self.may_start_rounds(role, args)
+        ends_rounds = bool(self.pairs) and may_end_rounds(role, name) and isinstance(result, Tensor)
+        if not (reads_scan or starts_rounds or ends_rounds or self.may_follow(role, name, args, kwargs, result)):
+            return
         if torch._C._functorch.peek_interpreter_stack() is not None:
             return
         core = name if name in PERMUTES else strip_affixes(name)
-        if self.pairs and isinstance(result, Tensor):
-            self.find_states(frames, [result])
-        if self.may_start_rounds(role, args):
+        if ends_rounds:
+            self.find_states(frames, result)
+        if starts_rounds:
             self.start_rounds(frames, args, core)
         if core in JOINS_PARTS:
             self.follow_joined(core, args, kwargs, result)
             self.join_channels(frames, core, args, kwargs, result)
             return
         tensors = find_tensors(args, kwargs)
-        if self.may_read_scan(role, tensors):
+        if reads_scan:
             self.follow_scans(frames, tensors)
         traces = {id(x): trace for x in tensors if (trace := self.find(x, int(x is result))) is not None}
         if any(x is result for x in tensors):
@@ -180,6 +183,12 @@ class LoopTracker(FourierConvolutions):
         last = None if loop.last is None else loop.last()
         if last is not None:
             self.leave(last, LeftState(id(frame.module), loop.has_rates))
+
+
+@cache
+def may_end_rounds(role: Role | None, name: str) -> bool:
+    """Return whether a function of this name may join or add the states of the last round of a scan. Cached per name."""
+    return role is Role.ADD or strip_affixes(name) in ENDS_ROUNDS
 
 
 @cache
