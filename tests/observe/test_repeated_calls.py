@@ -73,7 +73,7 @@ def test_layers_count_and_name_each_call(recorded):
             expected = float(weights[row.layer][0, row.head, -1, 0])
             assert float(row.scores["score first key"]) == pytest.approx(expected, rel=0, abs=1e-12)
         assert any(note.startswith("1: several calls of attention") for note in table.notes)
-    with pytest.raises(regard.MissingNameError, match=r"Recorded: 0, 1, call 1, 1, call 2, 2\."):
+    with pytest.raises(regard.MissingNameError, match=r"Recorded: '0', '1, call 1', '1, call 2', '2'\."):
         regard.heads(recording, layers=["1"])
 
 

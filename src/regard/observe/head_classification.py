@@ -58,7 +58,8 @@ def heads(
     and else "unclear": its sentence lists the largest scores.
 
     Calls of a module that attends several times in one forward, and has no map for all of them, are layers of their own, named
-    `module, call 1`, which a note names: numbers in layers, and projections, count each of them.
+    `module, call 1`, which a note names: numbers in layers, and projections, count each of them, so that those of the layers
+    behind are larger than in recording.map.
 
     kind="implicit" is of recurrences and convolutions, whose entries are signed: the scores are shares of the absolute values
     of a row, ``|M_ij| / Σ |M_in|``, and the kinds follow the same rule with these, without "broad" and "stripe". There are no
@@ -165,7 +166,7 @@ def resolve_layers(layers: Sequence[int | str], names: Sequence[str]) -> list[in
     for layer in check_sequence("layers", layers):
         if isinstance(layer, str) and layer not in names:
             raise MissingNameError(
-                f"no attention of {describe_value(layer)} was recorded. Recorded: {join_names(list(names))}."
+                f"no attention of {describe_value(layer)} was recorded. Recorded: {join_names([*map(repr, names)])}."
             )
         if isinstance(layer, str) and names.count(layer) > 1:
             raise ConfigError(f"{layer} ran {names.count(layer)} times in one forward: pass the numbers of its layers.")

@@ -56,8 +56,8 @@ def draw_all_heads(
     modules as in recording.map; `kind` is by default self, cross where there is no self attention, or implicit where no layer
     has a softmax. Of implicit maps the first 16 heads of each layer are drawn, since channels may be heads: their signed
     entries, blue above 0 and brown below. Calls of a module that attends several times in one forward, and has no map for
-    all of them, are layers of their own, which a note names: `layers` counts each of them. `row` is the batch row. Raises
-    ConfigError where there is no such layer.
+    all of them, are layers of their own, which a note names: `layers` counts each of them, so that the numbers of the layers
+    behind are larger than in recording.map. `row` is the batch row. Raises ConfigError where there is no such layer.
     """
     recording, split = split_calls(recording)
     kind = kind or choose_map_kind(recording)
