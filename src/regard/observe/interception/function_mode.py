@@ -427,9 +427,12 @@ class AttentionFunctionMode(TorchFunctionMode):
             report_missed(call.kernel, explain_error(error))
 
     def postpone_call(self, places: Tensor, roots: int, call: RecurrenceCall, result: Tensor) -> None:
-        """Keep a call of activated scores, whose result may be divided, until its module ends."""
-        with disable_modes():
-            self.tracker.linear.add_activated_call(STATE.frames, call, places, result, roots)
+        """Keep a call of activated scores, whose result may be divided, until its module ends. A failure is reported."""
+        try:
+            with disable_modes():
+                self.tracker.linear.add_activated_call(STATE.frames, call, places, result, roots)
+        except Exception as error:  # must not stop the model
+            report_missed(call.kernel, explain_error(error))
 
 
 def log_child(frame: ModuleFrame, child: nn.Module, args: Any, kwargs: Any, output: Any) -> None:

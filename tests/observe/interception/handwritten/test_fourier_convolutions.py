@@ -121,3 +121,18 @@ def filter_by_weights(u: Tensor, k: Tensor) -> Tensor:
 def test_other_filters_are_neither_recorded_nor_missed(convolve):
     recording, _ = record_and_compare(LongConvolution(convolve), lambda model: model(torch.randn(B, T, 5)))
     assert not recording.calls
+
+
+@torch.no_grad()
+def test_tokens_that_change_in_place_after_their_convolution_are_kept_as_they_were():
+    class Changed(LongConvolution):
+        def forward(self, x: Tensor) -> Tensor:
+            u = self.inner(x).mT.contiguous()
+            y = self.convolve(u, self.compute_kernel(T))
+            return (y + u.mul_(self.d.unsqueeze(-1))).mT
+
+    model, x = Changed(multiply_spectra), torch.randn(B, T, 5)
+    recording, _ = record_and_compare(nn.Sequential(model), lambda model: model(x))
+    found, u = recording.map(0, kind="implicit"), model.inner(x).mT
+    assert_equal(found.dense(), define(model.compute_kernel(T)).expand(B, -1, -1, -1))
+    assert_equal((found @ recording.values(0, kind="implicit")).squeeze(-1), multiply_spectra(u, model.compute_kernel(T)))

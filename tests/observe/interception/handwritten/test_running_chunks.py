@@ -6,7 +6,8 @@ from torch import Tensor, nn
 
 import regard
 from observe.recording_checks import assert_equal, record_and_compare
-from regard.observe.interception.handwritten.running_chunks import CARRIED, UNCHANGED
+from regard.observe.interception.handwritten import linear_contexts
+from regard.observe.interception.handwritten.running_chunks import UNCHANGED, UNJOINED
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 B, H, T, D, C = 2, 3, 7, 4, 12
@@ -76,7 +77,7 @@ def test_every_layer_of_chunks_is_recorded():
     ("keep", "reason"),
     [
         (lambda sums: sums[:, :, :1], "its formula differs from its output"),
-        (lambda sums: 0.5 * sums[:, :, -1:], CARRIED),
+        (lambda sums: 0.5 * sums[:, :, -1:], UNJOINED),
     ],
     ids=["the first sums", "half the last sums"],
 )
@@ -101,3 +102,21 @@ def test_chunks_that_an_intervention_should_change_stay_with_a_warning():
     change = regard.KnockOut(layer=0, kind="implicit")
     with torch.no_grad(), pytest.warns(UserWarning, match=UNCHANGED), regard.intervene(model, change):
         assert torch.equal(model(x), plain)
+
+
+def run_out_of_memory(*_: object) -> None:
+    raise torch.cuda.OutOfMemoryError("no memory is left")
+
+
+@pytest.mark.parametrize("name", ["join_running_chunks", "LinearContexts.add_activated_call"])
+def test_an_error_while_calls_are_kept_or_joined_is_reported_and_leaves_the_output(name, monkeypatch):
+    class Activated(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x @ x.mT).relu() @ x
+
+    is_joined = name == "join_running_chunks"
+    part = Performer(lambda q, k, v: attend_in_chunks(q, k, v, 3)) if is_joined else Activated()
+    monkeypatch.setattr(f"{linear_contexts.__name__}.{name}", run_out_of_memory)
+    recording, _ = record_and_compare(nn.Sequential(nn.Linear(C, C), part), lambda m: m(torch.randn(B, T, C)), missing=True)
+    assert not recording.calls
+    assert [(one.module, "no memory is left" in one.reason) for one in recording.missed] == [("1", True)]

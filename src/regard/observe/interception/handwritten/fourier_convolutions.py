@@ -105,7 +105,8 @@ class FourierConvolutions(ChannelScans):
             return
         is_generated = frame.find_contents(weakref.ref(kernels)) == TOKEN
         scaled = kernels.detach()[..., :t] * found.factor
-        self.convolutions.append(FourierConvolution(frame, "fft", tokens.detach(), scaled, y.detach().clone(), is_generated))
+        own, outputs = (x.detach().clone() for x in (tokens, y))  # which the model may change afterwards
+        self.convolutions.append(FourierConvolution(frame, "fft", own, scaled, outputs, is_generated))
 
     def take_convolutions(self, frame: ModuleFrame) -> list[FourierConvolution]:
         """Return the convolutions of a module that ends, and forget them."""

@@ -30,17 +30,23 @@ from regard.observe.interception.handwritten.linear_attention import (
 )
 from regard.observe.interception.handwritten.linear_call import CHANGED, LinearCall, read_call
 from regard.observe.interception.handwritten.linear_scores import list_token_lengths
-from regard.observe.interception.handwritten.running_chunks import CARRIED, UNCHANGED, Chunk, RunningChunks, join_running_chunks
+from regard.observe.interception.handwritten.running_chunks import (
+    UNCHANGED,
+    UNJOINED,
+    RunningChunk,
+    RunningChunks,
+    join_running_chunks,
+)
 from regard.observe.interception.handwritten.score_form import COPIES, FUSED, PERMUTES, PRODUCTS, QUOTIENTS, VIEWS
 from regard.observe.interception.handwritten.tensor_axes import AxisTable
 from regard.observe.interception.handwritten.traces import Trace
 from regard.observe.interception.handwritten.undivided_contexts import PARTS
 from regard.observe.interception.handwritten.unnormalized_call import ActivatedCall
 from regard.observe.interception.handwritten.windows import list_joined
-from regard.observe.interception.plain_tensors import UnreadableError
+from regard.observe.interception.plain_tensors import UnreadableError, disable_modes
 from regard.observe.interception.provenance import LIKE_ANOTHER, ModuleFrame
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
-from regard.observe.interception.thread_state import STATE, report_missed
+from regard.observe.interception.thread_state import STATE, explain_error, report_missed
 
 COPIED = "it is linear attention, whose keys were repeated before they were multiplied with the values, which is not followed"
 ChangeHandler = Callable[[RecurrenceCall, CallAdapter], tuple[RecurrenceCall, CallAdapter]]
@@ -65,7 +71,7 @@ class FoundCall(NamedTuple):
     roots: int = 0  # of its weights, if it has any
     output: "weakref.ref[Tensor] | None" = None
     later: "tuple[ChunkedCall, ...]" = ()  # chunks of the same loop
-    chunk: Chunk | None = None  # if it is of one of several chunks of running sums
+    chunk: RunningChunk | None = None  # if it is of one of several chunks of running sums
 
     def read(self) -> tuple[RecurrenceCall, CallAdapter]:
         """Return the call in terms of a recording; it has run already. Raises UnreadableError if it cannot be read."""
@@ -104,8 +110,13 @@ class LinearContexts:
         first = parts[0][1]
         calls = [(chunk, one.call if isinstance(one.call, LinearCall) else None) for chunk, one in parts]
         has_others = any(one.call is None and one.chunk is None for one in ended)  # perhaps chunks with other sums
-        call = None if has_others else join_running_chunks(calls)
-        return first._replace(call=call, reason="" if call is not None else first.reason or CARRIED, chunk=None)
+        call, reason = None, first.reason or UNJOINED
+        try:
+            with disable_modes(), torch.no_grad():
+                call = None if has_others else join_running_chunks(calls)
+        except Exception as error:  # must not stop the model
+            reason = explain_error(error)
+        return first._replace(call=call, reason="" if call is not None else reason, chunk=None)
 
     def forget_calls(self, outputs: "list[weakref.ref[Tensor]]") -> None:
         """Forget the calls with these outputs, which are recorded as parts of a loop."""

@@ -18,13 +18,13 @@ from regard.observe.interception.handwritten.score_form import StepKind
 from regard.observe.interception.handwritten.tensor_axes import AxisTable
 from regard.observe.interception.handwritten.traces import Trace
 
-CARRIED = "it is linear attention in chunks, of which it is not known how the sums of one are added to those of the next"
+UNJOINED = "it is linear attention in chunks, of which it is not known how the sums of one are added to those of the next"
 UNCHANGED = "it is linear attention in chunks, whose sums are added to those of the next chunk"
 CUTS = {"getitem", "narrow", "select"}
 SERIAL = count()
 
 
-class Chunk(NamedTuple):
+class RunningChunk(NamedTuple):
     """The number of a chunk of tokens among those of a loop, and the number of the loop."""
 
     number: int
@@ -54,7 +54,7 @@ class RunningChunks:
             before = self.carried.get(other) if isinstance(other, Tensor) else None
             is_start = find(other) is None and not other.any() if isinstance(other, Tensor) else other == 0
             if before is not None or is_start:
-                self.sums[y] = Chunk(0, next(SERIAL)) if before is None else before._replace(number=before.number + 1)
+                self.sums[y] = RunningChunk(0, next(SERIAL)) if before is None else before._replace(number=before.number + 1)
                 return trace
         return None
 
@@ -73,7 +73,7 @@ class RunningChunks:
         return True
 
 
-def join_running_chunks(calls: list[tuple[Chunk, LinearCall | None]]) -> LinearCall | None:
+def join_running_chunks(calls: list[tuple[RunningChunk, LinearCall | None]]) -> LinearCall | None:
     """Return the call of all chunks of a loop; None if one is missing or another one than the others."""
     ordered = sorted(calls, key=lambda one: one[0].number)
     parts = [call for _, call in ordered if call is not None and (call.is_causal or call.k.shape[2] == 1)]
