@@ -1,5 +1,7 @@
 """Differential attention that subtracts contexts has a signed map, whose rows times the values are the module's own output."""
 
+import operator
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,6 +13,7 @@ from examination.wrong_designs import Differential
 from regard import load
 from regard.cli.look import describe_kind
 from regard.observe import record
+from regard.observe.interception import function_mode
 
 B, T, D, H = 2, 7, 5, 3
 EXACT = {"rtol": 0, "atol": 1e-12}
@@ -72,6 +75,10 @@ def test_the_steps_of_a_generation_are_one_signed_map():
         torch.testing.assert_close(signed.dense() @ recording.values(layer, kind="implicit"), output, **EXACT)
 
 
+def merge(x: Tensor) -> Tensor:
+    return x.transpose(1, 2).flatten(2)
+
+
 class Subtracts(Differential):
     """Differential attention of two calls, whose contexts a function joins; the output is kept."""
 
@@ -92,6 +99,18 @@ JOINED = {
     "by a function": lambda first, second, factor, v: torch.sub(first, second * factor),
     "added, negative": lambda first, second, factor, v: first + -factor * second,
     "a factor of each head": lambda first, second, factor, v: first - torch.tensor([0.3, 0.7]).view(2, 1, 1) * second,
+    "in place": lambda first, second, factor, v: first.sub_(factor * second),
+    "by an operator in place": lambda first, second, factor, v: operator.isub(first, factor * second),
+    "with alpha": lambda first, second, factor, v: torch.sub(first, second, alpha=float(factor)),
+    "from the right": lambda first, second, factor, v: torch.rsub(factor * second, first),
+    "added to a negative": lambda first, second, factor, v: -factor * second + first,
+    "a product added": lambda first, second, factor, v: torch.addcmul(first, second, -factor),
+    "a product of a number added": lambda first, second, factor, v: torch.addcmul(first, second, factor, value=-1),
+    "extrapolated": lambda first, second, factor, v: torch.lerp(first, second, -float(factor)),
+    "both by factors": lambda first, second, factor, v: 0.7 * first - factor * second,
+    "of merged heads": lambda first, second, factor, v: (
+        (merge(first) - factor * merge(second)).unflatten(2, (2, -1)).transpose(1, 2)
+    ),
     "in another layout": lambda first, second, factor, v: (
         first.transpose(1, 2) - factor * second.transpose(1, 2)
     ).mT.mT.transpose(1, 2),
@@ -176,3 +195,21 @@ def test_the_pull_of_calls_on_parts_of_the_values_is_that_of_their_one_map():
     weights = recording.map(1).dense()
     torch.testing.assert_close(found.map(1).dense(), weights * expected, rtol=0, atol=1e-10)
     assert found.relevance(-1).shape == (B, T)
+
+
+@torch.no_grad()
+def test_sums_that_no_contexts_can_be_subtracted_in_are_not_compared(monkeypatch):
+    class Adds(nn.Module):
+        def forward(self, x):
+            y = F.scaled_dot_product_attention(x, x, x)
+            for _ in range(5):
+                y = y + x
+            return y + torch.zeros(1, H, T, T).add(1).sum()
+
+    compared: list[str] = []
+    monkeypatch.setattr(function_mode, "read_subtraction", lambda made, name, *given: compared.append(name))
+    model = nn.Sequential(Adds())
+    with record(model) as recording:
+        model(torch.randn(B, H, T, D))
+    assert len(recording.calls) == 1
+    assert not compared

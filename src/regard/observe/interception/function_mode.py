@@ -38,7 +38,7 @@ from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.repeated_layers import RepeatedLayers
 from regard.observe.interception.skippable import KINDS
 from regard.observe.interception.step_description import LayerStep
-from regard.observe.interception.subtracted_contexts import SUBTRACTS, read_subtraction
+from regard.observe.interception.subtracted_contexts import may_subtract, read_subtraction
 from regard.observe.interception.thread_state import (
     STATE,
     InterceptionPause,
@@ -188,23 +188,23 @@ class AttentionFunctionMode(TorchFunctionMode):
             self.keep_step(func, name, *given, outputs)
         if len(self.tracker.linear.found) > found and isinstance(result, Tensor):
             result = outputs = self.change_linear(result)
-        if frames[-1].contexts and name in SUBTRACTS and wrapper is None:
-            self.read_subtraction(frames[-1], name, given, outputs)
+        if frames[-1].contexts and wrapper is None and may_subtract(frames[-1].contexts, name, outputs):
+            self.read_subtraction(frames[-1], name, args, kwargs, outputs)
         frames[-1].log_operation(args, kwargs, outputs, name)
         if type(result) is not Tensor and isinstance(result, Tensor) and not is_readable(result):
             self.report_opaque(name, role, args, result)
         return result
 
-    def read_subtraction(self, frame: ModuleFrame, name: str, given: Any, outputs: Any) -> None:
+    def read_subtraction(self, frame: ModuleFrame, name: str, args: Any, kwargs: Any, outputs: Any) -> None:
         """Pass the signed map of contexts that a function subtracted to the watchers that record, or the reason for none."""
-        (args, kwargs), watchers = given, [one for one in STATE.watchers if not one.can_change_calls]
-        if kwargs or len(args) != 2 or not all(type(one) is Tensor and one.dim() == 4 for one in args) or not watchers:
+        watchers = [one for one in STATE.watchers if not one.can_change_calls]
+        if not watchers:
             return
         with InterceptionPause(), torch.no_grad():
             try:
                 with disable_modes():
                     made = [(call, read(made)) for call, read, made in frame.contexts]
-                    found = read_subtraction(made, name, args[0], args[1], outputs)
+                    found = read_subtraction(made, name, args, kwargs, outputs)
             except Exception as error:
                 report_unread_part(explain_error(error), watchers)
                 return

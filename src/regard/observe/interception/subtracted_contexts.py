@@ -1,27 +1,30 @@
 """Differential attention that subtracts contexts: two calls with the same values, A₁ v - λ A₂ v, as one signed matrix.
 
-The calls are those of the module that runs. Which of their heads are subtracted, and by which factor, is read from the numbers:
-the first operand is a part of the contexts to the bit, the second another part times one number for each head.
+The calls are those of the module that runs. Which of their heads are subtracted, and by which factors, is read from the
+numbers: each term is a part of the contexts times one number for each head, or the first a context that is changed in place.
 Source: Ye et al. 2024, Differential Transformer, https://arxiv.org/abs/2410.05258.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.mechanism.heads import share
 from regard.observe.interception.attention_call import AttentionCall
+from regard.observe.interception.function_roles import strip_affixes
 from regard.observe.interception.handwritten.activated_scores import compute_activation, read_scores
 from regard.observe.interception.handwritten.unnormalized_call import mix_rows
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall, RecurrenceFactors, sample_state
 
-SUBTRACTS = frozenset({"sub", "subtract", "add"})  # functions of two contexts, the second with a negative factor if added
+OPERANDS = {"sub": 2, "subtract": 2, "rsub": 2, "add": 2, "addcmul": 3, "lerp": 2}  # tensors that functions add or multiply
 TITLE = "differential attention"
 CHECKED_ROWS = 8
 VARIES = "its contexts are subtracted by a factor of each query, of which no signed map is recorded"
+Term = tuple[slice, Tensor]  # heads, and what multiplies the context of each
 Made = list[tuple[AttentionCall, Tensor]]  # calls of a module with their contexts (b, h, q, e)
 
 
@@ -34,25 +37,77 @@ class JoinedHeads:
     contexts: Tensor
 
 
-def read_subtraction(made: Made, name: str, x: Tensor, y: Tensor, result: Tensor) -> RecurrenceCall | None:
-    """Return the call that a difference of contexts amounts to; None if its operands are not contexts of these calls.
+def may_subtract(contexts: list[Any], name: str, result: Any) -> bool:
+    """Return whether a function adds, and to half the entries of the contexts of some calls, as their difference has: quick."""
+    if strip_affixes(name) not in OPERANDS or type(result) is not Tensor or result.dim() not in (3, 4):
+        return False
+    if any(call.v is None for call, *_ in contexts):
+        return False
+    entries: int = sum(call.q.shape[:3].numel() * call.v.shape[3] for call, *_ in contexts)
+    return 2 * result.numel() == entries
 
-    Raises UnreadableError if they are, and no matrix is known.
+
+def read_subtraction(made: Made, name: str, args: Any, kwargs: Any, result: Tensor) -> RecurrenceCall | None:
+    """Return the call that a sum of contexts with factors of both signs amounts to; None if it is none of these calls.
+
+    Raises UnreadableError if it is, and no matrix is known.
     """
-    if x.shape != y.shape or x.dim() != 4 or x.shape != result.shape or name not in SUBTRACTS:
+    terms = split_terms(name, args, kwargs)
+    if terms is None or any(x.shape != result.shape for x, _ in terms):
         return None
     heads = join_heads(made)
     if heads is None:
         return None
-    for axis in (1, 2):
-        for first, second in list_pairs(heads.contexts, x.transpose(1, axis)):
-            if not torch.equal(heads.contexts[:, first], x.transpose(1, axis)):
+    is_in_place = args[0] is result and any(shares_memory(result, context) for _, context in made)
+    (x, first_amount), (y, second_amount) = terms
+    for arrange in list_layouts(heads.contexts, result):
+        output = arrange(result)
+        for first, second in list_pairs(heads.contexts, output):
+            ones = output.new_ones(output.shape[1], dtype=torch.float64)
+            ours = ones if is_in_place else solve_number(heads.contexts[:, first], arrange(x))
+            if ours is None or not bool(ours.any()):
                 continue
-            factors = solve_factors(heads.contexts[:, second], y.transpose(1, axis))
-            sign = -1 if name != "add" else 1
-            if factors is not None and bool((sign * factors < 0).any()):
-                return build_call(heads, first, second, sign * factors, result.transpose(1, axis))
+            theirs = solve_factors(heads.contexts[:, second], arrange(y))
+            if theirs is None:
+                continue
+            ours, theirs = first_amount * ours, second_amount * theirs
+            if bool((ours * theirs < 0).any()):
+                return build_call(heads, (first, ours), (second, theirs), output)
     return None
+
+
+def split_terms(name: str, args: Any, kwargs: Any) -> list[tuple[Tensor, Any]] | None:
+    """Return the two terms that a function adds, each with what multiplies it; None if they are no plain tensors."""
+    core = strip_affixes(name)
+    if len(args) < OPERANDS[core] or not all(type(x) is Tensor for x in args[: OPERANDS[core]]):
+        return None
+    x, y, *others = args
+    if core == "addcmul":
+        return [(x, 1.0), (y * others[0], kwargs.get("value", 1.0))]
+    if core == "lerp":
+        weight = others[0] if others else kwargs["weight"]
+        return [(x, 1.0), (weight * (y - x), 1.0)] if isinstance(weight, Tensor) else [(x, 1.0 - weight), (y, weight)]
+    if core == "rsub" or name.startswith("__r"):
+        x, y = y, x
+    amount = kwargs.get("alpha", 1.0) * (1.0 if core == "add" else -1.0)
+    return [(x, 1.0), (y, amount)]
+
+
+def shares_memory(x: Tensor, y: Tensor) -> bool:
+    """Return whether two tensors are parts of one memory."""
+    return x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
+
+
+def list_layouts(contexts: Tensor, x: Tensor) -> Iterator[Callable[[Tensor], Tensor]]:
+    """Generate functions that bring tensors of the shape of x to (b, h, q, e), half the heads of contexts (b, n, q, e)."""
+    b, n, queries, width = contexts.shape
+    h = n // 2
+    if x.shape == (b, h, queries, width):
+        yield lambda y: y
+    if x.shape == (b, queries, h, width):
+        yield lambda y: y.transpose(1, 2)
+    if x.shape == (b, queries, h * width):
+        yield lambda y: y.unflatten(2, (h, width)).transpose(1, 2)
 
 
 def join_heads(made: Made) -> JoinedHeads | None:
@@ -99,20 +154,23 @@ def list_pairs(contexts: Tensor, x: Tensor) -> Iterator[tuple[slice, slice]]:
     yield from (halves, halves[::-1], turns, turns[::-1]) if h > 1 else (halves, halves[::-1])
 
 
-def solve_factors(contexts: Tensor, y: Tensor) -> Tensor | None:
-    """Return the number (h,) by which the contexts of each head (b, h, q, e) were multiplied to y; None if there is none.
-
-    Raises UnreadableError if each row has a number of its own.
-    """
+def solve_number(contexts: Tensor, y: Tensor) -> Tensor | None:
+    """Return the number (h,) by which the contexts of each head (b, h, q, e) were multiplied to y; None if there is none."""
     x, exact = contexts.double(), y.detach().double()
-    eps = torch.finfo(y.dtype).eps
     squares = x.square().sum((0, 2, 3))
     factors = (x * exact).sum((0, 2, 3)) / squares.where(squares > 0, 1)
-    if is_near(factors[:, None, None] * x, exact, eps):
+    return factors if is_near(factors[:, None, None] * x, exact, torch.finfo(y.dtype).eps) else None
+
+
+def solve_factors(contexts: Tensor, y: Tensor) -> Tensor | None:
+    """Return the numbers of solve_number. Raises UnreadableError if each row has a number of its own."""
+    factors = solve_number(contexts, y)
+    if factors is not None:
         return factors
+    x, exact = contexts.double(), y.detach().double()
     rows = x.square().sum(-1, keepdim=True)
     own = (x * exact).sum(-1, keepdim=True) / rows.where(rows > 0, 1)
-    if is_near(own * x, exact, eps) and bool(own.any()):
+    if is_near(own * x, exact, torch.finfo(y.dtype).eps) and bool(own.any()):
         raise UnreadableError(VARIES)
     return None
 
@@ -122,11 +180,12 @@ def is_near(x: Tensor, exact: Tensor, eps: float) -> bool:
     return bool(((x - exact).abs() <= 8 * eps * exact.abs().amax((-2, -1), keepdim=True)).all())
 
 
-def build_call(heads: JoinedHeads, first: slice, second: slice, factors: Tensor, outputs: Tensor) -> RecurrenceCall:
-    """Return the call of the signed matrix A_first + factors A_second, checked on sampled rows.
+def build_call(heads: JoinedHeads, one: Term, other: Term, outputs: Tensor) -> RecurrenceCall:
+    """Return the call of the signed matrix of two groups of heads, each times its factors, checked on sampled rows.
 
     Raises UnreadableError if the heads have other values, or the rows times these are not the outputs (b, h, q, e).
     """
+    (first, ours), (second, theirs) = one, other
     values = heads.values[:, first]
     if not torch.equal(values, heads.values[:, second]):
         raise UnreadableError("the contexts that are subtracted have different values, so that they have no joint map")
@@ -135,7 +194,7 @@ def build_call(heads: JoinedHeads, first: slice, second: slice, factors: Tensor,
     mixing = torch.zeros(1, h, n, dtype=torch.float64, device=outputs.device)
     numbers = torch.arange(n, device=outputs.device)
     each = torch.arange(h, device=outputs.device)
-    mixing[0, each, numbers[first]], mixing[0, each, numbers[second]] = 1.0, factors
+    mixing[0, each, numbers[first]], mixing[0, each, numbers[second]] = ours, theirs
     matrix = replace(matrix, mixing=mixing.to(torch.promote_types(outputs.dtype, torch.float32)), title=TITLE)
     queries = torch.linspace(0, outputs.shape[2] - 1, min(outputs.shape[2], CHECKED_ROWS), device=outputs.device).long()
     found, exact = mix_rows(matrix, queries) @ values.double(), outputs.detach()[:, :, queries].double()
@@ -143,7 +202,7 @@ def build_call(heads: JoinedHeads, first: slice, second: slice, factors: Tensor,
     most = size * float(mixing.abs().sum(-1).amax())
     if not bool(((found - exact).abs() <= 64 * torch.finfo(outputs.dtype).eps * most * values.shape[2] ** 0.5).all()):
         raise UnreadableError("the contexts that are subtracted are not those of its softmaxes, as after dropout or a change")
-    (queried, t), kernel = (outputs.shape[2], values.shape[2]), " and ".join(dict.fromkeys(one.kernel for one in heads.calls))
+    (queried, t), kernel = (outputs.shape[2], values.shape[2]), " and ".join(dict.fromkeys(call.kernel for call in heads.calls))
     initial = sample_state(values[:, :, : t - queried]) if 0 < queried < t else None
     held = RecurrenceFactors(matrix, values.contiguous(), outputs.detach(), sample_state(values))
     return RecurrenceCall(f"{kernel}, subtracted", initial, lambda: held, must_continue=False, is_reported=False)

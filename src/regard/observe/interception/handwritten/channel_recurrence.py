@@ -129,8 +129,7 @@ def list_picks(frame: ModuleFrame) -> list[list[int]]:
         axis, shape = one.along
         if one.name == "__getitem__":
             how = one.shapes.how if one.shapes is not None else None
-            number = next((n for n in (how if isinstance(how, tuple) else (how,)) if type(n) is int), None)
-            found = [] if number is None else [number % shape[axis]]
+            found = [n % shape[axis] for n in (how if isinstance(how, tuple) else (how,)) if type(n) is int][:1]
         else:
             found = [*range(len(one.results))] if len(one.results) == shape[axis] else []
         places |= {id(y): ((id(one.given[0]), axis), index) for y, index in zip(one.results, found, strict=False)}
