@@ -80,6 +80,7 @@ FORMS = {
     "a function that calls it deep inside": lambda m, backend: torch.compile(outer(m), backend=backend),
     "the model's own forward": lambda m, backend: torch.compile(m.forward, backend=backend),
     "the model": lambda m, backend: torch.compile(m, backend=backend),
+    "a function that has the model as a default": lambda m, backend: torch.compile(lambda x, m=m: m(x), backend=backend),
     "a function that is handed the model": lambda m, backend: bind_module(m, torch.compile(call, backend=backend)),
 }
 

@@ -165,6 +165,7 @@ def find_modules(values: list[Any], words: set[str]) -> Iterator[nn.Module]:
             code_names = set(find_code_names(value.__code__))
             words |= code_names
             queue += inspect.getclosurevars(value).nonlocals.values()
+            queue += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
             queue += [value.__globals__[name] for name in code_names if name in value.__globals__]
         elif isinstance(value, MethodType):
             queue += [value.__self__, value.__func__]
