@@ -1,19 +1,16 @@
-"""What the nodes of torch.compile's graphs are: attention, calls in a module, and functions that write into inputs."""
+"""What the nodes of torch.compile's graphs are: attention, calls in a module, and inputs that are written."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from regard.observe.interception.function_roles import MULTIPLIES, Role
 from regard.observe.interception.function_wrappers import classify_function
-from regard.observe.interception.provenance import is_in_place
 
 STEPS = 6  # most functions between a softmax and the product with the values
 ENDS = (Role.ADD, Role.SUM, Role.PRODUCT, Role.CONVOLUTION, Role.NONLINEAR)  # functions whose results are no weights
-WRITE_STATISTICS = {"batch_norm", "instance_norm"}  # into their arguments, in training
-OPERATORS = {f"i{name}" for name in ("add", "sub", "mul", "truediv", "floordiv", "pow", "mod", "and", "or", "xor", "matmul")}
 
 
 def get_stack(node: fx.Node) -> tuple[str, ...]:
@@ -97,46 +94,9 @@ def get_name(node: fx.Node) -> str:
 
 
 def find_written_inputs(gm: fx.GraphModule) -> set[int]:
-    """Return the numbers of a graph's inputs that it may write: those that are written, or of which a view may be.
+    """Return the numbers of the inputs that torch.compile wrote into while it traced a graph, of which it counts the versions.
 
-    A view is made of a function's first argument.
+    Not all are found: batch_norm's statistics, tensors in inference mode, and kernels of Triton are not counted.
     """
-    inputs = {node: number for number, node in enumerate(gm.graph.find_nodes(op="placeholder"))}
-    written, visited = [one for node in gm.graph.nodes for one in list_written(gm, node)], set[fx.Node]()
-    while written:
-        node = written.pop()
-        if node in visited:
-            continue
-        visited.add(node)
-        first = node.args[:1] if node.op in ("call_function", "call_method") else ()
-        fx.map_arg(first, written.append)
-    return {number for node, number in inputs.items() if node in visited}
-
-
-def list_written(gm: fx.GraphModule, node: fx.Node) -> list[fx.Node]:
-    """Return the arguments that a node may write into."""
-    if node.op == "call_module":
-        return node.all_input_nodes
-    if node.op not in ("call_function", "call_method"):
-        return []
-    name = get_name(node)
-    schemas = list_schemas(node.target)
-    parts = list(list_subgraphs(gm, node))
-    if name in WRITE_STATISTICS or any(list_written(part, one) for part in parts for one in part.graph.nodes):
-        return node.all_input_nodes
-    if any(argument.is_write for schema in schemas for argument in schema.arguments) or node.kwargs.get("inplace"):
-        return node.all_input_nodes
-    found: list[fx.Node] = []
-    if is_in_place(name) or name in OPERATORS or name == "setitem":
-        fx.map_arg(node.args[:1], found.append)
-    if name == "embedding" and len(node.all_input_nodes) > 1:  # max_norm changes the rows that are looked up
-        found += node.all_input_nodes[1:] if node.kwargs.get("max_norm") is not None or (node.args[3:4] or (None,))[0] else []
-    fx.map_arg(node.kwargs.get("out"), found.append)
-    return found
-
-
-def list_schemas(target: Any) -> list[Any]:
-    """Return the schemas of a function of a library, which state what it writes; none for any other function."""
-    if isinstance(target, torch._ops.OpOverload):
-        return [target._schema]
-    return list(target._schemas.values()) if isinstance(target, torch._ops.OpOverloadPacket) else []
+    examples = [node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder")]
+    return {n for n, x in enumerate(examples) if isinstance(x, Tensor) and not x.is_inference() and x._version}

@@ -7,7 +7,6 @@ as it is, to compare its outputs with those of the compiled code, and if they ag
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from itertools import groupby
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch._ops import HigherOrderOperator
 from torch.utils._pytree import tree_leaves
 
 from regard.observe.interception import flex
+from regard.observe.interception.graph_inputs import WriteGuard, copy_inputs, list_held
 from regard.observe.interception.graph_nodes import (
     find_written_inputs,
     get_stack,
@@ -28,6 +28,7 @@ from regard.observe.interception.graph_nodes import (
 )
 from regard.observe.interception.module_calls import FAST, call_in_frame, report_divisors, wrap_call
 from regard.observe.interception.observer_op import report_to_watchers
+from regard.observe.interception.provenance import ModuleFrame
 from regard.observe.interception.thread_state import STATE, Watcher, explain_error, pop_mode
 
 KERNEL = "torch.compile"
@@ -64,42 +65,41 @@ class GraphReplay:
             recorders = [one for one in STATE.watchers if not one.can_change_calls]
             report_to_watchers(KERNEL, CHANGED, watchers=changers)
             try:
-                copies, states = [self.copy_inputs(args) for _ in range(2)], save_random_states(args)
+                copies, states = copy_inputs(args, self.written), save_random_states(args)
             except Exception as error:  # what cannot run again must not stop the model
                 report_to_watchers(KERNEL, FAILED.format(explain_error(error)), watchers=recorders)
                 return compiled(*args)
             output = compiled(*args)
             if recorders:
-                self.replay(call.modules, copies, states, tree_leaves(output), recorders)
+                self.replay(call.modules, args, copies, states, tree_leaves(output), recorders)
             return output
 
         return run_and_replay
 
-    def copy_inputs(self, args: Sequence[Any]) -> list[Any]:
-        """Return the inputs of the graph, and copies of those that it may write; these share memory as the originals do."""
-        memo: dict[int, Any] = {}
-        return [deepcopy(x.detach(), memo) if n in self.written and isinstance(x, Tensor) else x for n, x in enumerate(args)]
-
     def replay(
         self,
         modules: dict[int, nn.Module],
-        copies: list[list[Any]],
+        args: Sequence[Any],
+        copies: list[Any],
         states: dict[torch.device, Tensor],
         outputs: list[Any],
         recorders: list[Watcher],
     ) -> None:
-        """Run the graph again on two copies of its inputs: to compare its outputs, and to record it if they agree."""
+        """Run the graph again on copies of its inputs: to compare its outputs, and to record it if they agree."""
         try:
-            with torch.no_grad(), restore_random_states(states):
-                expected = tree_leaves(self.graph(*copies[0]))
+            again = copy_inputs(copies)
+            free = [x for x, original in zip(again, args, strict=True) if isinstance(x, Tensor) and x is not original]
+            with torch.no_grad(), restore_random_states(states), WriteGuard(free):
+                expected = tree_leaves(self.graph(*again))
                 draws = any(not torch.equal(get_random_state(one), state) for one, state in states.items())
             if not all(agree(x, y, draws) for x, y in zip(outputs, expected, strict=True)):
                 report_to_watchers(KERNEL, UNLIKE, watchers=recorders)
                 return
-            del expected
+            del expected, again, free
             with torch.no_grad(), restore_random_states(states), resume_interception(recorders):
-                interpreter = ModuleInterpreter(self.graph, modules)
-                interpreter.call(call_in_frame, STATE.frames[-1].module, lambda *_: interpreter.run_in_modules(copies[1]))
+                originals = {id(copy): id(x) for x, copy in zip(args, copies, strict=True)}
+                interpreter = ModuleInterpreter(self.graph, modules, originals)
+                interpreter.run_as_root(STATE.frames[-1], copies)
                 if len(STATE.frames) == 1:
                     report_divisors()
         except Exception as error:  # what cannot run again must not stop the model
@@ -176,9 +176,24 @@ def resume_interception(recorders: list[Watcher]) -> Iterator[None]:
 class ModuleInterpreter(fx.Interpreter):
     """Runs the operations of a graph inside frames of the modules that they were traced in."""
 
-    def __init__(self, gm: fx.GraphModule, modules: dict[int, nn.Module], path: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, gm: fx.GraphModule, modules: dict[int, nn.Module], originals: dict[int, int], path: tuple[str, ...] = ()
+    ) -> None:
         super().__init__(gm)
         self.modules, self.path, self.result = modules, path, None
+        self.originals = originals  # the ids of the graph's inputs in the model, by those of their copies
+
+    def run_as_root(self, frame: ModuleFrame, args: Sequence[Any]) -> None:
+        """Run the graph on its inputs as a call of a frame's module, with the frame's arguments and the rest of the inputs."""
+        copies = {self.originals[id(x)]: x for x in args if isinstance(x, Tensor)}
+        outside = self.find_arguments(args, [*frame.module.modules(), *self.modules.values()])
+        inputs = {id(x): x for x in [*(copies.get(id(x), x) for x in frame.input_tensors), *outside]}
+        self.call(call_in_frame, frame.module, lambda *_: self.run_in_modules(args), *inputs.values())
+
+    def find_arguments(self, values: Iterable[Any], modules: Iterable[nn.Module]) -> list[Any]:
+        """Return those of some values that may be arguments of modules: no parameters, and no tensors that the modules hold."""
+        held = list_held(modules)
+        return [x for x in values if not isinstance(x, nn.Parameter) and self.originals.get(id(x)) not in held]
 
     def run_in_modules(self, args: Sequence[Any]) -> Any:
         """Run the graph on its inputs, and return its outputs."""
@@ -215,7 +230,7 @@ class ModuleInterpreter(fx.Interpreter):
         own, path = set(nodes), self.path
         module = self.modules.get(int(child.split("@")[0])) if child.split("@")[0].isdigit() else None
         given = dict.fromkeys(used for node in nodes for used in node.all_input_nodes if used not in own)
-        inputs = [self.env[one] for one in given if not isinstance(self.env[one], nn.Parameter)]
+        inputs = self.find_arguments((self.env[one] for one in given), () if module is None else module.modules())
         made = [node for node in nodes if any(user not in own for user in node.users)]
 
         def run(*_: Any) -> Any:
@@ -254,7 +269,7 @@ class ModuleInterpreter(fx.Interpreter):
         if name == "flex_attention":
             return flex.intercept_flex(lambda *_: target(*args, **kwargs), *bind_buffers(*args, **kwargs))
         if name in RUN_ONCE and args and isinstance(args[0], fx.GraphModule):
-            return ModuleInterpreter(args[0], self.modules, self.path).run_in_modules(args[1:])
+            return ModuleInterpreter(args[0], self.modules, self.originals, self.path).run_in_modules(args[1:])
         if any(has_attention(part) for part in list_graphs(args)):
             report_to_watchers(f"compiled {name}", NESTED)
         return target(*args, **kwargs)
