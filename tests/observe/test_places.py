@@ -3,7 +3,7 @@ import torch
 
 import regard
 from regard import AudioFrames, ConfigError, OutOfRangeError, PatchGrid, ShapeError
-from regard.observe.places import select_places
+from regard.observe.places import deserialize_places, select_places, serialize_places
 from regard.show.patch_weights import compute_patch_weights
 
 
@@ -98,6 +98,14 @@ def test_places_are_set_by_hand_in_one_line_and_stay_in_a_file(tmp_path):
         assert regard.load(tmp_path / "one.reg").places == places
     recording.places = PatchGrid(2, 3)
     assert recording.axis_places(0) == ([PatchGrid(2, 3)], [PatchGrid(2, 3)])
+
+
+@pytest.mark.parametrize(("has_keys", "written"), [(True, None), (False, False)])
+def test_earlier_code_reads_a_grid_of_keys(has_keys, written):
+    grid = PatchGrid(2, 3, 0, has_keys=has_keys)
+    found = serialize_places(grid)
+    assert found.get("has_keys") is written  # which earlier code has no argument for
+    assert deserialize_places(found) == grid
 
 
 @pytest.mark.parametrize("places", [7, "14x14", [], [7], {"a": 7}, {3: PatchGrid(1, 1)}, [AudioFrames(0.1)]])

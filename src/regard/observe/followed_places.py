@@ -43,7 +43,7 @@ def fit_grid(positions: Tensor, images: int, size: tuple[int, int]) -> PatchGrid
     They form one if each image has a key at every crossing of rows and columns that are evenly spaced and cover it.
     """
     positions = positions.cpu()
-    if not images or len(positions) % images:
+    if not images or not positions.numel() or len(positions) % images:
         return None
     windows = len(positions) // images
     above = torch.arange(images).repeat_interleave(windows)[:, None] * 2 * size[0]

@@ -241,7 +241,10 @@ def serialize_places(places: Places | None) -> Any:
         return {"modules": {name: serialize_places(one) for name, one in places.items()}}
     if isinstance(places, (list, tuple)):
         return [serialize_places(one) for one in places]
-    return None if places is None else {"class": type(places).__name__, **vars(places)}
+    if places is None:
+        return None
+    fields = {name: value for name, value in vars(places).items() if name != "has_keys" or not value}  # earlier code has none
+    return {"class": type(places).__name__, **fields}
 
 
 def deserialize_places(found: Any) -> Any:
