@@ -13,7 +13,7 @@ from regard.errors import ConfigError, OutOfRangeError, ShapeError
 from regard.mechanism.arguments import check_count, check_flag, check_integer, check_number, check_sequence, describe_value
 
 MAX_SPECIAL_TOKENS = 16  # before the patches, where `start` is not given: a class token and registers are fewer
-CROSS = "cross"  # the name in `recording.places` of the keys of all cross attention
+CROSS = "cross"  # the name in `recording.places` of all cross attention: of its keys, or of its queries without has_keys
 HINT = "Set recording.places = regard.PatchGrid(rows, columns, start=number of the first patch)."
 EMPTY = -1  # the patch of a token that is none
 MAX_SIDE, MAX_TOKENS = 4096, 2**27  # patches along a side of a grid; tokens of an axis
