@@ -317,7 +317,7 @@ class AttentionFunctionMode(TorchFunctionMode):
         """Report a recurrence over tokens that ran in a module that ends, and that was not read. A failure is reported too."""
         try:
             reads = self.list_channel_reads(frame)
-            axes = find_token_axes(frame)
+            axes = [] if self.loops.may_continue_copy(frame) else find_token_axes(frame)
             watchers = [one for one in STATE.watchers if one.may_miss(frame.module)] if axes else []
             is_repeated = bool(axes and reads) and frame.module in self.loops.channel_modules
             reason, length = find_unread_recurrence(frame, axes) if watchers or is_repeated else "", 0

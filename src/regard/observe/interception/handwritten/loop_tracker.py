@@ -183,6 +183,7 @@ class LoopTracker(FourierConvolutions):
         last = None if loop.last is None else loop.last()
         if last is not None:
             self.leave(last, LeftState(id(frame.module), loop.has_rates))
+            self.left_shapes.setdefault(id(frame.module), set()).add(last.shape)
 
 
 @cache

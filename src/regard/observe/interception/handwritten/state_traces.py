@@ -3,12 +3,14 @@
 import weakref
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from regard.observe.interception.handwritten.state_loop import CHANGED, START, LeftState, Product, State, StateLoop, Trace
 from regard.observe.interception.handwritten.tensor_axes import AxisTable
 from regard.observe.interception.lookups import read_version
+from regard.observe.interception.provenance import ModuleFrame
 
 
 class StateTraces:
@@ -22,6 +24,7 @@ class StateTraces:
         self.waiting: weakref.WeakSet[StateLoop] = weakref.WeakSet()  # of one token, which a caller may go on with
         self.read_modules: set[int] = set()  # ids of the modules whose loops were recorded
         self.earlier_modules: set[int] = set()  # of those, in earlier forwards
+        self.left_shapes: dict[int, set[torch.Size]] = {}  # of the states that recorded loops have left, by module
 
     def clear(self) -> None:
         """Forget all loops."""
@@ -35,6 +38,11 @@ class StateTraces:
         self.earlier_modules |= self.read_modules
         for x, left in [*self.left.items()] if len(self.left) else ():
             self.leave(x, left)
+
+    def may_continue_copy(self, frame: ModuleFrame) -> bool:
+        """Return whether a module is given what may be a copy of a state that a recorded loop of it has left."""
+        shapes = self.left_shapes.get(id(frame.module))
+        return shapes is not None and any(x.shape in shapes for x in frame.input_tensors)
 
     def leave(self, x: Tensor, left: LeftState) -> None:
         """Start a loop at a state that a recorded one has left, in this forward or in a later one."""
