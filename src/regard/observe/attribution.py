@@ -26,7 +26,10 @@ from regard.observe.token_mixers import list_token_mixers
 FACTORS = {"gradient": "one", "pull": "weights", "cut": "cut"}  # of an AttributionMap, by the kind of map
 KINDS = (*FACTORS, "scores")
 IMPLICIT_KINDS = ("gradient", "pull")
-ADVICE = "Record with keep='values', outside torch.no_grad() and torch.inference_mode(), and pass a number of that forward."
+ADVICE = (
+    "Compiled code is recorded without gradients. Record the model uncompiled with keep='values', outside torch.no_grad() and "
+    "torch.inference_mode(), and pass a number of that forward."
+)
 
 
 @dataclass(frozen=True, eq=False)

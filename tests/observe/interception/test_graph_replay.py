@@ -621,6 +621,15 @@ def test_an_intervention_does_not_warn_of_compiled_code_that_cannot_attend():
     assert not [one for one in told if "not changed" in str(one.message)]
 
 
+@pytest.mark.parametrize("part", [ByHand, Kernel])
+def test_attribution_of_compiled_code_says_that_it_is_recorded_without_gradients(part):
+    model, x = Layers(part), torch.randn(B, T, C)
+    with record(model, keep="values") as recording:
+        output = torch.compile(model, backend="eager")(x)
+    with pytest.raises(regard.ConfigError, match="Compiled code is recorded without gradients"):
+        recording.attribute(output.sum())
+
+
 class Selected(nn.Module):
     """Attention in a branch that the graph holds, of which one runs."""
 
