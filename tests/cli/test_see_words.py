@@ -93,7 +93,8 @@ def test_words_that_the_model_adds_are_rows_but_for_the_last(capsys, place):
     assert len(ids) == 45
     words = expect_lines(out, layers[0], ids, 4, head=2)
     assert words[:6] == ASKED
-    assert f"It writes “{' '.join(words[6:])} " in " ".join(out.split())
+    plain = " ".join(word for word in words[6:] if not word.startswith("<"))  # special tokens are left out
+    assert f"It writes “{plain}" in " ".join(out.split())
 
 
 @pytest.mark.slow
@@ -203,6 +204,16 @@ def test_two_places_of_one_image_are_one_line(capsys, place, tokens):
     said = " ".join(err.split())
     assert "the processor of llava does not read one image with this prompt: " in said
     assert "Write <image> once in the prompt, or leave it out." in said
+
+
+def test_what_the_model_writes_is_told_without_the_token_of_its_end(place, monkeypatch):
+    prompter = load_image_prompter(str(place / "llava"))
+    hat, end = prompter.processor.tokenizer.convert_tokens_to_ids(["hat", "</s>"])
+    monkeypatch.setattr(
+        prompter.model, "generate", lambda input_ids, **_: torch.cat([input_ids, torch.tensor([[hat, end]])], 1)
+    )
+    sentence = record_prompt(prompter, np.zeros((24, 24, 3), np.uint8), PROMPT, 2, False)[2]
+    assert sentence.endswith("It writes “hat”.")
 
 
 @pytest.mark.parametrize("tokens", [0, 2])

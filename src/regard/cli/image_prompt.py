@@ -94,8 +94,8 @@ class ImagePrompter:
         ]
 
     def join(self, ids: Sequence[int]) -> str:
-        """Return the text of tokens together."""
-        return str(self.processor.tokenizer.decode(list(ids))).strip()
+        """Return the text of tokens together, without special tokens such as that of its end."""
+        return str(self.processor.tokenizer.decode(list(ids), skip_special_tokens=True)).strip()
 
     def run(self, inputs: dict[str, Any], tokens: int) -> tuple[list[int], Tensor | None]:
         """Run the model and return the ids of the tokens that it generated, or without any, the logits of the next token."""

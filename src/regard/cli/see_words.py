@@ -49,7 +49,7 @@ def record_prompt(
         return recording, seen, f"{sentence} It writes “{escape_text(foreign.join(written))}”.", None
     shares = logits.detach().float().softmax(-1)
     best = int(shares.argmax())
-    word = foreign.join([best])
+    word = foreign.decode([best])[0].strip()
     sentence += f" The likeliest next word is “{escape_text(word)}” ({float(shares[best]):.2f})."
     return recording, seen, sentence, (f"the next word “{word}”", float(shares[best]), logits[best])
 
