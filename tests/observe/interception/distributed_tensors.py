@@ -29,6 +29,7 @@ import regard
 from observe.family import Widened, widen
 from observe.recording_checks import EQUAL, distance
 from regard.observe.attention_changes import Change
+from regard.observe.interception.distributed_tensors import BATCH_PART
 
 B, H, T, D = 4, 6, 7, 5
 HEADS, ROWS = (Shard(1),), (Shard(0),)
@@ -175,7 +176,7 @@ def check_form(function: Callable[..., Tensor], meshes: dict[Any, DeviceMesh]) -
             if kind == "self":
                 values = take_part(whole.values(0), mesh, placements)
                 assert float((recording.values(0) - values).abs().max()) < EQUAL
-                assert any("batch" in note for note in recording.notes) == (Shard(0) in placements and mesh.size(0) > 1)
+                assert any(BATCH_PART in note for note in recording.notes) == (Shard(0) in placements and mesh.size(0) > 1)
 
 
 def check_split_tokens(mesh: DeviceMesh) -> None:
