@@ -22,11 +22,11 @@ from regard.cli.model_loading import (
 from regard.errors import ConfigError, DataError
 from regard.mechanism.arguments import add_article, describe_value
 from regard.models.vision_transformer import VisionTransformer
+from regard.observe.media import IMAGES, WORD_IDS
 from regard.show.image_input import Pixels, load_image
 from regard.weights.vision_weights import INCLUDED
 
 TOWERS = ("vision_model", "vision_tower", "visual", "image_encoder", "vision_encoder")  # attributes that are image towers
-INPUT, WORD_IDS = "pixel_values", "input_ids"  # names of arguments in transformers
 CLASSIFIER, BASE = "AutoModelForImageClassification", "AutoModel"
 FORMS = f"{', '.join(INCLUDED)}, owner/model on the hub, or a folder with config.json and weights"
 HALF = 0.5  # mean and standard deviation where a folder has no processor
@@ -51,10 +51,8 @@ class ImageModel:
         if self.processor is None:
             return self.resize(pixels)
         with silence_transformers():
-            found = self.processor(images=pixels, return_tensors="pt")[INPUT]
-        if isinstance(found, Tensor) and found.dim() == 5:  # of one text (1, n, c, height, width)
-            found = found.flatten(0, 1)
-        if not isinstance(found, Tensor) or found.dim() != 4:
+            found = find_images(self.processor(images=pixels, return_tensors="pt")[IMAGES])
+        if found is None:
             raise ConfigError(
                 f"{self.name} takes images as packed patches, which this command lays out only beside words: pass --text, or "
                 "record it in Python, and pass the image to regard.page."
@@ -79,7 +77,7 @@ class ImageModel:
 
     def run(self, found: Tensor) -> Any:
         """Run the model and return its output."""
-        return self.model(**{INPUT: found.to(next(self.model.parameters()).dtype)})
+        return self.model(**{IMAGES: found.to(next(self.model.parameters()).dtype)})
 
     def find_class(self, output: Any) -> tuple[str, float, Tensor] | None:
         """Return the likeliest class, its probability and its logit; None if the model has no classes."""
@@ -133,6 +131,13 @@ def find_source(name: str) -> str:
     return str(path) if path.is_dir() else name
 
 
+def find_images(found: Any) -> Tensor | None:
+    """Return the images (n, c, height, width) that a processor made; None for another form, as packed patches."""
+    if isinstance(found, Tensor) and found.dim() == 5:  # of one text (1, n, c, height, width)
+        found = found.flatten(0, 1)
+    return found if isinstance(found, Tensor) and found.dim() == 4 else None
+
+
 def restore_pixels(image: Tensor, processor: Any) -> Pixels:
     """Return the pixels of an image (c, height, width) that a processor has normalized."""
     mean, std = (getattr(processor, one, None) for one in ("image_mean", "image_std"))
@@ -155,10 +160,10 @@ def find_tower(model: nn.Module, depth: int = MAX_DEPTH) -> nn.Module | None:
 
 def reads_images_alone(model: nn.Module) -> bool:
     """Return whether images are the main input of a model, or the first argument and the only one that it must be given."""
-    if getattr(model, "main_input_name", None) == INPUT:
+    if getattr(model, "main_input_name", None) == IMAGES:
         return True
     parameters = list(inspect.signature(model.forward).parameters.values())
-    if not parameters or parameters[0].name != INPUT:
+    if not parameters or parameters[0].name != IMAGES:
         return False
     return not any(needs_value(one) or one.name == WORD_IDS for one in parameters[1:])
 

@@ -10,11 +10,11 @@ import numpy as np
 from torch import Tensor
 
 from regard.cli.device import format_first_line
-from regard.cli.image_model import INPUT, find_source, restore_pixels
+from regard.cli.image_model import find_images, find_source, restore_pixels
 from regard.cli.model_loading import convert_loading_errors, is_only_in_cache, refuse_missing_weights, silence_transformers
 from regard.errors import ConfigError, RegardError
 from regard.mechanism.arguments import add_article
-from regard.observe.media import WORD_IDS, read_grids
+from regard.observe.media import IMAGES, WORD_IDS, read_grids
 from regard.show.image_input import Pixels
 
 IMAGE_TEXT = "AutoModelForImageTextToText"
@@ -68,7 +68,7 @@ class ImagePrompter:
 
     def find_seen(self, found: dict[str, Any], pixels: Pixels) -> Pixels:
         """Return the image as the model sees it: resized and cropped, or resized alone where it is given as packed patches."""
-        images, reader = found.get(INPUT), getattr(self.processor, "image_processor", None)
+        images, reader = find_images(found.get(IMAGES)), getattr(self.processor, "image_processor", None)
         grids = read_grids(found.get(GRIDS))
         if grids and not getattr(reader, "do_center_crop", False):
             from PIL import Image
@@ -77,9 +77,7 @@ class ImagePrompter:
             (rows, columns), *_ = grids
             size = columns * patch, rows * patch
             return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC))
-        if isinstance(images, Tensor) and images.dim() == 5:  # of one text (1, n, c, height, width)
-            images = images.flatten(0, 1)
-        if not isinstance(images, Tensor) or images.dim() != 4:
+        if images is None:
             raise ConfigError(f"the processor of {self.name} makes no image of the file that this command can show.")
         return restore_pixels(images[0], reader)
 

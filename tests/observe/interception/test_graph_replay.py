@@ -15,7 +15,7 @@ from bounds import assert_within
 from regard.observe import record
 from regard.observe.interception.graph_inputs import WriteGuard
 from regard.observe.interception.graph_nodes import find_written_inputs
-from regard.observe.interception.graph_replay import GraphReplay, ModuleInterpreter, agree
+from regard.observe.interception.graph_replay import GraphReplay, ModuleInterpreter, are_equal_outputs
 from regard.observe.interception.plain_tensors import UnreadableError
 
 B, T, C, H, D = 2, 7, 12, 3, 4
@@ -544,14 +544,14 @@ def test_a_backend_whose_outputs_differ_is_reported_and_not_recorded():
 
 def test_outputs_agree_to_half_of_their_digits_and_integers_to_the_last():
     x = torch.randn(5, 7)
-    assert agree(x, x * (1 + 1e-5), False)
-    assert not agree(x, x * (1 + 1e-5), True)
-    assert not agree(x, x * (1 + 1e-3), False)
-    assert not agree(x.double(), x.double() * (1 + 1e-5), False)
-    assert agree(x.bfloat16(), x.bfloat16() * (1 + 1e-2), False)
-    assert not agree(x, x.where(x > 0, torch.nan), False)
-    assert not agree(torch.arange(3), torch.arange(3) + 1, False)
-    assert not agree(x, x[:3], False)
+    assert are_equal_outputs(x, x * (1 + 1e-5), False)
+    assert not are_equal_outputs(x, x * (1 + 1e-5), True)
+    assert not are_equal_outputs(x, x * (1 + 1e-3), False)
+    assert not are_equal_outputs(x.double(), x.double() * (1 + 1e-5), False)
+    assert are_equal_outputs(x.bfloat16(), x.bfloat16() * (1 + 1e-2), False)
+    assert not are_equal_outputs(x, x.where(x > 0, torch.nan), False)
+    assert not are_equal_outputs(torch.arange(3), torch.arange(3) + 1, False)
+    assert not are_equal_outputs(x, x[:3], False)
 
 
 def test_an_error_of_the_second_run_is_reported_and_the_model_goes_on(monkeypatch):
@@ -560,7 +560,7 @@ def test_an_error_of_the_second_run_is_reported_and_the_model_goes_on(monkeypatc
     def fail(*args):
         raise RuntimeError("no")
 
-    monkeypatch.setattr("regard.observe.interception.graph_replay.agree", fail)
+    monkeypatch.setattr("regard.observe.interception.graph_replay.are_equal_outputs", fail)
     expected = model(x)
     with pytest.warns(UserWarning, match="could not be run again"), record(model) as recording:
         output = torch.compile(model, backend="eager")(x)

@@ -27,9 +27,8 @@ from regard.observe.interception.graph_nodes import (
     multiplies_tokens,
 )
 from regard.observe.interception.module_calls import FAST, call_in_frame, report_divisors, wrap_call
-from regard.observe.interception.observer_op import report_to_watchers
 from regard.observe.interception.provenance import ModuleFrame
-from regard.observe.interception.thread_state import STATE, Watcher, explain_error, pop_mode
+from regard.observe.interception.thread_state import STATE, Watcher, explain_error, pop_mode, report_missed
 
 KERNEL = "torch.compile"
 BREAK = "the graph breaks here, so that attention between its parts would not be observed"
@@ -60,14 +59,14 @@ class GraphReplay:
                 return compiled(*args)
             call.replayed = True
             if self.is_part:
-                report_to_watchers(KERNEL, BREAK)
+                report_missed(KERNEL, BREAK)
             changers = [one for one in STATE.watchers if one.can_change_calls and self.may_attend]
             recorders = [one for one in STATE.watchers if not one.can_change_calls]
-            report_to_watchers(KERNEL, CHANGED, watchers=changers)
+            report_missed(KERNEL, CHANGED, watchers=changers)
             try:
                 copies, states = copy_inputs(args, self.written), save_random_states(args)
             except Exception as error:  # what cannot run again must not stop the model
-                report_to_watchers(KERNEL, FAILED.format(explain_error(error)), watchers=recorders)
+                report_missed(KERNEL, FAILED.format(explain_error(error)), watchers=recorders)
                 return compiled(*args)
             output = compiled(*args)
             if recorders:
@@ -92,8 +91,8 @@ class GraphReplay:
             with torch.no_grad(), restore_random_states(states), WriteGuard(free):
                 expected = tree_leaves(self.graph(*again))
                 draws = any(not torch.equal(get_random_state(one), state) for one, state in states.items())
-            if not all(agree(x, y, draws) for x, y in zip(outputs, expected, strict=True)):
-                report_to_watchers(KERNEL, UNLIKE, watchers=recorders)
+            if not all(are_equal_outputs(x, y, draws) for x, y in zip(outputs, expected, strict=True)):
+                report_missed(KERNEL, UNLIKE, watchers=recorders)
                 return
             del expected, again, free
             with torch.no_grad(), restore_random_states(states), resume_interception(recorders):
@@ -103,7 +102,7 @@ class GraphReplay:
                 if len(STATE.frames) == 1:
                     report_divisors()
         except Exception as error:  # what cannot run again must not stop the model
-            report_to_watchers(KERNEL, FAILED.format(explain_error(error)), watchers=recorders)
+            report_missed(KERNEL, FAILED.format(explain_error(error)), watchers=recorders)
 
 
 def copy_graph(gm: fx.GraphModule) -> fx.Graph:
@@ -113,7 +112,7 @@ def copy_graph(gm: fx.GraphModule) -> fx.Graph:
     return copy
 
 
-def agree(x: Any, y: Any, draws: bool) -> bool:
+def are_equal_outputs(x: Any, y: Any, draws: bool) -> bool:
     """Return whether an output of compiled code is the same as that of its operations, to half of the digits of its dtype.
 
     It has to be the same to the bit where the operations draw random numbers.
@@ -271,7 +270,7 @@ class ModuleInterpreter(fx.Interpreter):
         if name in RUN_ONCE and args and isinstance(args[0], fx.GraphModule):
             return ModuleInterpreter(args[0], self.modules, self.originals, self.path).run_in_modules(args[1:])
         if any(has_attention(part) for part in list_graphs(args)):
-            report_to_watchers(f"compiled {name}", NESTED)
+            report_missed(f"compiled {name}", NESTED)
         return target(*args, **kwargs)
 
 

@@ -4,7 +4,7 @@ An op with an effect is neither removed nor moved by torch.compile, and it has n
 same. Without a watcher it does nothing. regard::report stands where compiled code attends in a way that no op can observe.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -15,10 +15,10 @@ from torch._C import _current_graph_task_id as backward
 from torch._library.effects import EffectType
 
 from regard.observe.interception import hf_registry, sdpa
-from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
+from regard.observe.interception.attention_call import AttentionCall, CallAdapter
 from regard.observe.interception.plain_tensors import disable_modes
 from regard.observe.interception.provenance import ModuleFrame
-from regard.observe.interception.thread_state import STATE, Watcher, call_next, explain_error, find_name
+from regard.observe.interception.thread_state import STATE, call_next, explain_error, report_missed
 
 IMPLEMENTATION = "regard"  # the name in transformers' registry
 ARGUMENTS = (
@@ -66,7 +66,7 @@ def observe_call(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Ten
         read.module = running
         call_next([one for one in STATE.watchers if not one.can_change_calls], read, CallAdapter(lambda: None))
     except Exception as error:  # an unreadable call must not stop the model
-        report_to_watchers(KERNEL, explain_error(error))
+        report_missed(KERNEL, explain_error(error))
     finally:
         if running is not None:
             frames.pop()
@@ -99,14 +99,4 @@ def report_call(kernel: str, reason: str, module: int) -> None:
     call = STATE.compiled_call
     if call is not None and backward() == -1:
         call.op_ids |= {module} - {0}  # 0 is a graph break
-        report_to_watchers(kernel, reason, call.modules.get(module))
-
-
-def report_to_watchers(
-    kernel: str, reason: str, module: nn.Module | None = None, watchers: Iterable[Watcher] | None = None
-) -> None:
-    """Report a call to every watcher of a running module, or to those of some watchers."""
-    for watcher in STATE.watchers if watchers is None else watchers:
-        name = find_name(watcher, module)
-        if name is not None:
-            watcher.report_missed(MissedCall(kernel, name, reason))
+        report_missed(kernel, reason, module=call.modules.get(module))

@@ -21,7 +21,12 @@ from regard.observe.interception.attention_call import AttentionCall, CallAdapte
 from regard.observe.interception.method_wrapper import wrap_method
 from regard.observe.interception.patching import AttributePatch
 from regard.observe.interception.plain_tensors import UnreadableError
-from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall, RecurrenceFactors, sample_state
+from regard.observe.interception.recurrent.recurrence_call import (
+    RecurrenceCall,
+    RecurrenceFactors,
+    build_read_call,
+    sample_state,
+)
 
 # functions whose arguments and results are read
 KEPT = ("softmax", "normalize", "topk", "gather", "roll", "split", "sum", "linear")
@@ -123,7 +128,7 @@ def read_sum(
     note = f"it is a sum of all tokens, {why}: {matrix.entries.numel() * row.element_size():,} bytes"
     check_context(row, v, outputs[:, :, :1])
     factors = RecurrenceFactors(matrix, v, outputs, sample_state(v), note=note)
-    return RecurrenceCall(kernel, None, lambda: factors, must_continue=False), CallAdapter(lambda: result)
+    return build_read_call(kernel, factors), CallAdapter(lambda: result)
 
 
 def build_call(kernel: str, module: Any, matrix: Tensor, v: Tensor, queries: int) -> AttentionCall:

@@ -16,6 +16,7 @@ from regard.mechanism.heads import share
 from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.interception.function_roles import strip_affixes
 from regard.observe.interception.handwritten.activated_scores import compute_activation, read_scores
+from regard.observe.interception.handwritten.traces import share_memory
 from regard.observe.interception.handwritten.unnormalized_call import mix_rows
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall, RecurrenceFactors, sample_state
@@ -58,7 +59,7 @@ def read_subtraction(made: Made, name: str, args: Any, kwargs: Any, result: Tens
     heads = join_heads(made)
     if heads is None:
         return None
-    is_in_place = args[0] is result and any(shares_memory(result, context) for _, context in made)
+    is_in_place = args[0] is result and any(share_memory(result, context) for _, context in made)
     (x, first_amount), (y, second_amount) = terms
     for arrange in list_layouts(heads.contexts, result):
         output = arrange(result)
@@ -91,11 +92,6 @@ def split_terms(name: str, args: Any, kwargs: Any) -> list[tuple[Tensor, Any]] |
         x, y = y, x
     amount = kwargs.get("alpha", 1.0) * (1.0 if core == "add" else -1.0)
     return [(x, 1.0), (y, amount)]
-
-
-def shares_memory(x: Tensor, y: Tensor) -> bool:
-    """Return whether two tensors are parts of one memory."""
-    return x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
 
 
 def list_layouts(contexts: Tensor, x: Tensor) -> Iterator[Callable[[Tensor], Tensor]]:

@@ -7,7 +7,7 @@ checkpointing recomputes was recorded in the forward.
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
@@ -346,10 +346,8 @@ def change_recurrence(call: RecurrenceCall, adapter: CallAdapter) -> tuple[Recur
 
 def dispatch_recurrence(call: RecurrenceCall, watchers: list[Watcher] | None = None) -> None:
     """Pass a call without a softmax to every watcher of a running module, or to those of some watchers, the last first."""
-    for watcher in reversed(STATE.watchers if watchers is None else watchers):
-        name = find_name(watcher)
-        if name is not None:
-            watcher.handle_recurrence(call, name)
+    for watcher, name in reversed(list_owners(watchers)):
+        watcher.handle_recurrence(call, name)
 
 
 def call_next(watchers: list[Watcher], call: AttentionCall, adapter: CallAdapter) -> Any:
@@ -381,9 +379,10 @@ def find_name(watcher: Watcher, module: nn.Module | None = None) -> str | None:
     return name
 
 
-def list_owners() -> list[tuple[Any, str]]:
-    """Return the watchers of the running modules, each with its name for the innermost one that it watches."""
-    return [(watcher, name) for watcher in STATE.watchers if (name := find_name(watcher)) is not None]
+def list_owners(watchers: Iterable[Watcher] | None = None, module: nn.Module | None = None) -> list[tuple[Any, str]]:
+    """Return all watchers, or some, of a module or the running ones, each with its name for the innermost that it watches."""
+    every = STATE.watchers if watchers is None else watchers
+    return [(watcher, name) for watcher in every if (name := find_name(watcher, module)) is not None]
 
 
 def is_inside_watched(kernel: str) -> bool:
@@ -411,22 +410,18 @@ def find_direct_call(innermost: nn.Module | None = None) -> tuple[Watcher, nn.Mo
     return None
 
 
-def report_missed(kernel: str, reason: str, watchers: list[Watcher] | None = None) -> None:
-    """Report a call that could not be read to every watcher of a running module, or to those of some watchers."""
+def report_missed(kernel: str, reason: str, watchers: Iterable[Watcher] | None = None, module: nn.Module | None = None) -> None:
+    """Report a call that could not be read to every watcher of a module or a running one, or to those of some watchers."""
     STATE.effects += 1
-    for watcher in STATE.watchers if watchers is None else watchers:
-        name = find_name(watcher)
-        if name is not None:
-            watcher.report_missed(MissedCall(kernel, name, reason))
+    for watcher, name in list_owners(watchers, module):
+        watcher.report_missed(MissedCall(kernel, name, reason))
 
 
 def report_unread_part(reason: str, watchers: list[Watcher]) -> None:
     """Report to watchers of a running module what its calls do not hold."""
     STATE.effects += 1
-    for watcher in watchers:
-        name = find_name(watcher)
-        if name is not None:
-            watcher.handle_unread_part(reason, name)
+    for watcher, name in list_owners(watchers):
+        watcher.handle_unread_part(reason, name)
 
 
 def choose_by_numbers(choice: bool) -> bool:

@@ -25,7 +25,7 @@ from regard.observe.interception.handwritten.state_loop import ChannelState
 from regard.observe.interception.handwritten.token_joiner import BACKWARDS, DIFFERS, are_out_of_order
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.provenance import ModuleFrame
-from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall, RecurrenceFactors
+from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall, RecurrenceFactors, build_read_call
 
 
 class Roles(NamedTuple):
@@ -38,13 +38,7 @@ class Roles(NamedTuple):
 def read_channel_loop(loop: ChannelLoop) -> tuple[RecurrenceCall, CallAdapter]:
     """Return a loop over vectors as a call; it has run already. Raises UnreadableError if it is none."""
     factors = read_loop_factors(loop)
-    call = RecurrenceCall(KERNEL.format(loop.function), None, partial(return_factors, factors), must_continue=False)
-    return call, CallAdapter(lambda: None)
-
-
-def return_factors(factors: RecurrenceFactors) -> RecurrenceFactors:
-    """Return factors that were read already."""
-    return factors
+    return build_read_call(KERNEL.format(loop.function), factors), CallAdapter(lambda: None)
 
 
 def read_loop_factors(loop: ChannelLoop) -> RecurrenceFactors:
@@ -81,8 +75,7 @@ def read_channel_scan(scan: ChannelScan) -> tuple[RecurrenceCall, CallAdapter]:
     parts = {"decay": drop_repeated_axes(decays), "key_scale": states.new_ones(()), "q": states.new_ones(())}
     parts = {name: x.expand(*[1] * (states.dim() - 1), states.shape[-1]) if not x.dim() else x for name, x in parts.items()}
     factors = build_factors(parts, written, states, is_strict=False)
-    call = RecurrenceCall(KERNEL.format(scan.function), None, partial(return_factors, factors), must_continue=False)
-    return call, CallAdapter(lambda: None)
+    return build_read_call(KERNEL.format(scan.function), factors), CallAdapter(lambda: None)
 
 
 def find_values(frame: ModuleFrame, read: Sequence[ChannelState], states: Sequence[ChannelState]) -> Roles:

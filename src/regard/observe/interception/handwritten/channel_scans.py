@@ -19,15 +19,16 @@ from regard.observe.interception.handwritten.divided_exponentials import EXPONEN
 from regard.observe.interception.handwritten.score_form import COPIES, PERMUTES, PRODUCTS, QUOTIENTS, VIEWS
 from regard.observe.interception.handwritten.state_loop import Product, RunningSum, SumKind, Trace
 from regard.observe.interception.handwritten.state_scans import is_scan
+from regard.observe.interception.handwritten.unread_recurrences import MIN_TOKENS
+from regard.observe.interception.handwritten.windows import TOKEN_CUTS
 from regard.observe.interception.lookups import IS_TENSOR, RUNNING
 from regard.observe.interception.provenance import WEIGHT, ModuleFrame, Operation
 
-MIN_TOKENS = 4
 MAX_PAIRS = 4  # of decays and what is written, of a module
 MAX_TRIES = 64  # of tensors that may be the states of a pair
 MAX_STEPS = 8  # of views from a part of a tensor to the whole
 REVERSALS = {"flip", "fliplr", "flipud", "rot90", "sort", "msort", "argsort", "take", "masked_select", "index_put"}
-PARTS = VIEWS | PERMUTES | {"getitem", "narrow", "select"}
+CUTS_OR_VIEWS = VIEWS | PERMUTES | TOKEN_CUTS
 
 
 @dataclass(eq=False)
@@ -217,7 +218,7 @@ def find_wholes(frame: ModuleFrame, x: Tensor) -> list[Tensor]:
     """Return the tensors that x is a part of, by views and indices, the nearest first."""
     found, one = list[Tensor](), weakref.ref(x)
     for _ in range(MAX_STEPS):
-        maker = next((maker for maker in frame.find_makers(one) if maker.name.strip("_") in PARTS), None)
+        maker = next((maker for maker in frame.find_makers(one) if maker.name.strip("_") in CUTS_OR_VIEWS), None)
         if maker is None or (whole := maker.given[0]()) is None or maker.given[0] is one:
             break
         one = maker.given[0]

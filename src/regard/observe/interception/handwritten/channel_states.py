@@ -18,6 +18,7 @@ from regard.observe.interception.handwritten.ancestor_search import has_tokens
 from regard.observe.interception.handwritten.score_form import COPIES, PRODUCTS, QUOTIENTS, VIEWS
 from regard.observe.interception.handwritten.state_loop import START, Channels, ChannelState, Factors, State, StateLoop, Trace
 from regard.observe.interception.handwritten.state_reads import StateReads
+from regard.observe.interception.handwritten.traces import share_memory
 from regard.observe.interception.provenance import ModuleFrame
 
 
@@ -156,7 +157,7 @@ class ChannelStates(StateReads):
             loop = self.buffers[buffer] = ChannelLoop(frames[-1], "setitem")
             self.channel_loops.append(loop)
         part = buffer[args[1]]
-        is_view = part.untyped_storage().data_ptr() == buffer.untyped_storage().data_ptr()
+        is_view = share_memory(part, buffer)
         loop.places.append(part.data_ptr() if is_view else -1)  # of an index that is a tensor, whose place is not known
         loop.entries.append(state)
         loop.outputs.append(y.detach().clone())

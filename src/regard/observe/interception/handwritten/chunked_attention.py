@@ -6,9 +6,7 @@ output. Sources: Sun et al. 2023 (RetNet), Yang et al. 2023 (gated linear attent
 """
 
 from collections.abc import Iterator, Sequence
-from copy import copy
 from dataclasses import dataclass, field
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -26,7 +24,7 @@ from regard.observe.interception.handwritten.score_form import ScoreForm, StepKi
 from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims
 from regard.observe.interception.handwritten.traces import Trace
 from regard.observe.interception.plain_tensors import UnreadableError
-from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall, RecurrenceFactors
+from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall, RecurrenceFactors, build_read_call
 
 CHUNKS = "it is linear attention whose scores are of a part of its tokens, so it is not known how the others are added"
 CARRIED = "it is linear attention in chunks, whose sum with what earlier chunks add is no recurrence that is known: {}"
@@ -205,7 +203,7 @@ def read_call(calls: Sequence[ChunkedCall]) -> RecurrenceCall:
             except UnreadableError as error:
                 reason = CARRIED.format(error)
             else:
-                return RecurrenceCall(calls[0].kernel, None, partial(copy, factors), must_continue=False)
+                return build_read_call(calls[0].kernel, factors)
     raise UnreadableError(reason)
 
 

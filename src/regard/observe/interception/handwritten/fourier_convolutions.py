@@ -6,7 +6,6 @@
 
 import weakref
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from regard.observe.interception.handwritten.score_form import COPIES, PRODUCTS,
 from regard.observe.interception.handwritten.state_loop import Spectrum, Trace
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.provenance import TOKEN, ModuleFrame
-from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall, RecurrenceFactors
+from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall, RecurrenceFactors, build_read_call
 
 FORWARD, BACKWARD = {"fft_rfft", "fft_fft"}, {"fft_irfft", "fft_ifft"}
 TRANSFORMS = FORWARD | BACKWARD
@@ -143,10 +142,4 @@ def read_convolution(found: FourierConvolution) -> tuple[RecurrenceCall, CallAda
         raise UnreadableError(OTHERWISE.format(float(difference.nan_to_num(torch.inf).amax())))
     mechanism = Convolution(kernel=kernels.flip(1).unsqueeze(0).contiguous(), batch=len(values), length=t)
     factors = RecurrenceFactors(mechanism, values.unsqueeze(3), outputs.unsqueeze(3), None)
-    call = RecurrenceCall(KERNEL.format(found.function), None, partial(get_factors, factors), must_continue=False)
-    return call, CallAdapter(lambda: None)
-
-
-def get_factors(factors: RecurrenceFactors) -> RecurrenceFactors:
-    """Return factors that were read already."""
-    return factors
+    return build_read_call(KERNEL.format(found.function), factors), CallAdapter(lambda: None)

@@ -12,7 +12,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from regard.observe.interception.function_roles import strip_affixes
 from regard.observe.interception.handwritten.ancestor_search import MAX_STEPS
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct, label_entries
-from regard.observe.interception.handwritten.traces import Trace, TraceKind
+from regard.observe.interception.handwritten.traces import Trace, TraceKind, share_memory
 from regard.observe.interception.provenance import ModuleFrame, find_tensors
 
 ADDS = {"add", "addcmul", "radd", "iadd"}
@@ -134,7 +134,7 @@ def read_column(frame: ModuleFrame, find: FindTrace, column: Tensor, value: Tens
     return KeySum(weights, axis, label_entries(column, value), {number: value})
 
 
-def find_column(frame: ModuleFrame, find: Callable[[Tensor], Trace | None], column: Tensor) -> tuple[Tensor, int, int] | None:
+def find_column(frame: ModuleFrame, find: FindTrace, column: Tensor) -> tuple[Tensor, int, int] | None:
     """Return the weights of which a tensor is a column, the axis of their keys, and the number of its key; None for others."""
     ref = weakref.ref(column)
     for _ in range(MAX_STEPS):
@@ -159,7 +159,7 @@ def find_number(weights: Tensor, axis: int, column: Tensor) -> int | None:
     found = [one for one in zip(column.shape, column.stride(), strict=True) if one[0] > 1]
     if found != [one for one in own if one[0] > 1] or not weights.stride(axis):
         return None
-    if weights.untyped_storage().data_ptr() != column.untyped_storage().data_ptr():
+    if not share_memory(weights, column):
         return None
     number, rest = divmod(int(column.storage_offset()) - int(weights.storage_offset()), weights.stride(axis))
     return number if not rest and 0 <= number < weights.shape[axis] else None

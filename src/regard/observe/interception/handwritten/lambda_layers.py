@@ -30,9 +30,9 @@ class Summary(NamedTuple):
 
 
 def read_summary(table: AxisTable, summary: Summary, product: LabelledProduct, place: int) -> tuple[ChainRoles, Trace] | None:
-    """Return the roles of queries, keys and values if a product multiplies queries with a summary, its operand at a place.
+    """Return the roles of queries, keys and values, and a trace of a summary that a product multiplies with queries.
 
-    And a trace of the summary. None if the queries have no axis of its weights alone.
+    The summary is the operand at a place. None if the queries have no axis of its weights alone.
     """
     if summary.product is None:
         return None

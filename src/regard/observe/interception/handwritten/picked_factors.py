@@ -7,9 +7,8 @@ from torch import Tensor
 from regard.observe.interception.function_roles import strip_affixes
 from regard.observe.interception.handwritten.ancestor_search import TensorRef
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct, label_entries
+from regard.observe.interception.handwritten.score_form import PRODUCTS
 from regard.observe.interception.provenance import ModuleFrame
-
-PRODUCTS = {"mul", "multiply"}
 
 
 def find_factors(frame: ModuleFrame, x: Tensor) -> LabelledProduct | None:
@@ -17,13 +16,13 @@ def find_factors(frame: ModuleFrame, x: Tensor) -> LabelledProduct | None:
     makers = frame.find_makers(weakref.ref(x))
     if len(makers) != 1 or makers[0].child is not None or strip_affixes(makers[0].name) not in PRODUCTS:
         return None
-    factors = [find_or_cut(frame, one) for one in makers[0].given]
+    factors = [restore_cut(frame, one) for one in makers[0].given]
     a, b = (*factors, None, None)[:2] if len(factors) == 2 else (None, None)
     return None if a is None or b is None else label_entries(a, b)
 
 
-def find_or_cut(frame: ModuleFrame, ref: TensorRef) -> Tensor | None:
-    """Return a tensor, cut again by slices and numbers if it was freed; None if what it was cut of was freed too."""
+def restore_cut(frame: ModuleFrame, ref: TensorRef) -> Tensor | None:
+    """Return a tensor, cut again by slices and numbers and logged if it was freed; None if what it was cut of was freed too."""
     x, makers = ref(), frame.find_makers(ref)
     if x is not None or len(makers) != 1:
         return x

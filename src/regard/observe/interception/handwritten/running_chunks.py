@@ -17,10 +17,10 @@ from regard.observe.interception.handwritten.linear_call import LinearCall
 from regard.observe.interception.handwritten.score_form import StepKind
 from regard.observe.interception.handwritten.tensor_axes import AxisTable
 from regard.observe.interception.handwritten.traces import Trace
+from regard.observe.interception.handwritten.windows import TOKEN_CUTS
 
 UNJOINED = "it is linear attention in chunks, of which it is not known how the sums of one are added to those of the next"
 UNCHANGED = "it is linear attention in chunks, whose sums are added to those of the next chunk"
-CUTS = {"getitem", "narrow", "select"}
 SERIAL = count()
 
 
@@ -61,7 +61,7 @@ class RunningChunks:
     def follow_cut(self, trace: Trace | None, name: str, args: Any, y: Tensor) -> bool:
         """Return whether y is one entry of a followed running sum along its tokens, and follow it."""
         form = None if trace is None else trace.form
-        if strip_affixes(name) not in CUTS or trace is None or form is None or not form.steps or trace.dims is None:
+        if strip_affixes(name) not in TOKEN_CUTS or trace is None or form is None or not form.steps or trace.dims is None:
             return False
         tokens = {axis for axes in form.steps[-1].dims for axis in self.table.expand_axes(axes)}
         size = next(

@@ -107,7 +107,7 @@ class StateWrites(StateTraces):
                 self.write(frames, self.start(y, StateLoop(copy_sample(other))), products[0], y)
 
     def start_channels(self, frames: list[ModuleFrame], state: State, other: Any, y: Tensor) -> None:
-        """Follow y, the sum of zeros and tokens, as the first state of a loop."""
+        """Do nothing: ChannelStates follows y, the sum of zeros and tokens, as the first state of a loop."""
 
     def start_from_product(self, frames: list[ModuleFrame], first: Product, second: Product, y: Tensor) -> None:
         """Follow y as the second state of a loop that starts without zeros: what multiplies the first product is a decay."""

@@ -69,6 +69,11 @@ class RecurrenceCall:
         return self.row_scale is None or bool((self.row_scale == self.row_scale[:, :, :1]).all())
 
 
+def build_read_call(kernel: str, factors: RecurrenceFactors) -> RecurrenceCall:
+    """Return a call whose factors are read already, and which is a map of its own."""
+    return RecurrenceCall(kernel, None, lambda: factors, must_continue=False)
+
+
 def sample_state(*parts: Tensor | None) -> Tensor | None:
     """Return some numbers (b, n) of a state, copied; None if there is none, or if it is 0, as before the first token."""
     given = [x for x in parts if x is not None]
