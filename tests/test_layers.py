@@ -21,6 +21,14 @@ LAYERS = [
     {"head_atlas"},
     {"cli", "pytest_plugin"},
 ]
+HANDWRITTEN = [  # the folders of handwritten attention, from the lowest; the files beside them import all
+    {"products"},
+    {"ancestors"},
+    {"scores"},
+    {"softmax"},
+    {"recurrences"},
+    {"linear", "unread"},
+]
 ENTRY_POINTS = {"__init__", "__main__"}  # they re-export names, and no module below imports them
 HEAVY_IMPORTERS = {  # a heavy dependency, and the only modules that may import it
     "starlette": {"show.page.routes", "show.page.executor", "show.page.ndjson", "show.page.handlers"},
@@ -135,6 +143,20 @@ def test_every_package_is_in_a_layer():
 @pytest.mark.parametrize("module", list_modules())
 def test_a_module_imports_its_own_package_or_a_lower_layer(module):
     assert find_violations(module, list_imports(list_modules()[module].read_text(encoding="utf-8"))) == []
+
+
+def test_a_folder_of_handwritten_attention_imports_lower_ones():
+    base = "observe.interception.handwritten."
+    layers = {name: number for number, names in enumerate(HANDWRITTEN) for name in names}
+    found = []
+    for module, path in list_modules().items():
+        folder, _, file = module.removeprefix(base).partition(".")
+        if module.startswith(base) and file:
+            for name in list_imports(path.read_text(encoding="utf-8")):
+                other = name.removeprefix(f"regard.{base}").split(".")[0]
+                if name.startswith(f"regard.{base}") and other != folder and layers.get(other, len(layers)) >= layers[folder]:
+                    found.append(f"{module} imports {name}")
+    assert found == []
 
 
 def test_no_imports_form_a_cycle():

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from regard.examination.identify.mistakes import SOFTMAX
 from regard.examination.inner_calls import InnerCall
 from regard.examination.report import Checked, Finding, count_calls
-from regard.observe.interception.handwritten.undivided_contexts import BY_MORE, DIVIDED
+from regard.observe.interception.handwritten.softmax.undivided_contexts import BY_MORE, DIVIDED
 
 ROWS = "rows of weights sum to one, over the keys"
 EACH_ROW = "rows of each softmax sum to one, over the keys"

@@ -18,8 +18,8 @@ from regard.observe.change_targets import ChangeTargets
 from regard.observe.changed_results import change_returned_weights, change_run
 from regard.observe.fast_path import FAST_PATH
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
-from regard.observe.interception.handwritten.undivided_contexts import NEARLY
-from regard.observe.interception.handwritten.weight_steps import DIFFERENT
+from regard.observe.interception.handwritten.scores.weight_steps import DIFFERENT
+from regard.observe.interception.handwritten.softmax.undivided_contexts import NEARLY
 from regard.observe.interception.head_counts import find_head_counts
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from observe.recording_checks import record_and_compare
-from regard.observe.interception.handwritten.unread_recurrences import LOOP
+from regard.observe.interception.handwritten.unread.unread_recurrences import LOOP
 from regard.observe.interception.skippable import find_skippable
 
 C = 6

@@ -4,7 +4,7 @@ import weakref
 
 from torch import Tensor
 
-from regard.observe.interception.handwritten.edge_softmax import skip_layouts
+from regard.observe.interception.handwritten.ancestors.layouts import skip_layouts
 from regard.observe.interception.lookups import JOINS_PARTS
 from regard.observe.interception.provenance import ModuleFrame
 

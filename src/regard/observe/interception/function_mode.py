@@ -18,19 +18,19 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter
 from regard.observe.interception.function_roles import MULTIPLIES, Role, find_activation_name
 from regard.observe.interception.function_wrappers import classify_function, may_be_held
-from regard.observe.interception.handwritten.channel_recurrence import read_channel_loop, read_channel_scan
 from regard.observe.interception.handwritten.detection import HandwrittenTracker
-from regard.observe.interception.handwritten.fourier_convolutions import read_convolution
 from regard.observe.interception.handwritten.handwritten_call import UNFOLLOWED, HandwrittenCall
 from regard.observe.interception.handwritten.handwritten_call import read_call as read_handwritten_call
-from regard.observe.interception.handwritten.joined_blocks import read_calls as read_blocked_calls
-from regard.observe.interception.handwritten.key_blocks import KeyBlock
-from regard.observe.interception.handwritten.loop_recurrence import can_read_loop, name_kernel, read_loop
-from regard.observe.interception.handwritten.loop_tracker import LoopTracker, may_start_loop
-from regard.observe.interception.handwritten.undivided_contexts import UndividedContexts
-from regard.observe.interception.handwritten.unread_memories import writes_to_memory
-from regard.observe.interception.handwritten.unread_recurrences import MEMORY, find_token_axes, find_unread_recurrence
-from regard.observe.interception.handwritten.weight_steps import WeightSteps
+from regard.observe.interception.handwritten.recurrences.channel_recurrence import read_channel_loop, read_channel_scan
+from regard.observe.interception.handwritten.recurrences.fourier_convolutions import read_convolution
+from regard.observe.interception.handwritten.recurrences.loop_recurrence import can_read_loop, name_kernel, read_loop
+from regard.observe.interception.handwritten.recurrences.loop_tracker import LoopTracker, may_start_loop
+from regard.observe.interception.handwritten.scores.weight_steps import WeightSteps
+from regard.observe.interception.handwritten.softmax.joined_blocks import read_calls as read_blocked_calls
+from regard.observe.interception.handwritten.softmax.key_blocks import KeyBlock
+from regard.observe.interception.handwritten.softmax.undivided_contexts import UndividedContexts
+from regard.observe.interception.handwritten.unread.unread_memories import writes_to_memory
+from regard.observe.interception.handwritten.unread.unread_recurrences import MEMORY, find_token_axes, find_unread_recurrence
 from regard.observe.interception.pixel_positions import PixelPositions
 from regard.observe.interception.plain_tensors import disable_modes
 from regard.observe.interception.provenance import PARAMETRIZES, ModuleFrame, is_readable, list_tensors_by_place

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.observe.interception.handwritten.score_form import ScoreForm
-from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims
-from regard.observe.interception.handwritten.traces import Trace
+from regard.observe.interception.handwritten.products.score_form import ScoreForm
+from regard.observe.interception.handwritten.products.tensor_axes import Axes, AxisTable, Dims
+from regard.observe.interception.handwritten.products.traces import Trace
 from regard.observe.interception.layer_forms import MOST_FORMS, FollowedTensor, FormViews, LayerForm
 
 MOST_KEYS = 4  # of a module: classes of the modules around it, and shapes; each length of a text has its own

@@ -11,7 +11,7 @@ from torch._C import _is_any_autocast_enabled as is_any_autocast_on
 from torch._C._functorch import peek_interpreter_stack
 
 from regard.observe.interception.attention_call import CallAdapter
-from regard.observe.interception.handwritten.traces import Trace, Traces
+from regard.observe.interception.handwritten.products.traces import Trace, Traces
 from regard.observe.interception.layer_forms import CallForm, FollowedTensor, LayerForm, build_call_form, find_followed
 from regard.observe.interception.provenance import ModuleFrame
 from regard.observe.interception.step_description import LayerStep, StepDescriber

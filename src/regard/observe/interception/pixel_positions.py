@@ -18,9 +18,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter
 from regard.observe.interception.function_roles import Role, infer_role, strip_affixes
-from regard.observe.interception.handwritten.entry_sources import FRACTION
-from regard.observe.interception.handwritten.moved_entries import is_replayed, replay_function
-from regard.observe.interception.handwritten.score_form import CHOOSES_BY_VALUE, MOVERS, VIEWS
+from regard.observe.interception.handwritten.products.score_form import CHOOSES_BY_VALUE, MOVERS, VIEWS
+from regard.observe.interception.handwritten.scores.entry_sources import FRACTION
+from regard.observe.interception.handwritten.scores.moved_entries import is_replayed, replay_function
 from regard.observe.interception.position_cache import PositionCache, describe_arguments
 from regard.observe.interception.position_lattice import (
     CPU,

@@ -15,9 +15,9 @@ from torch import Tensor
 from regard.mechanism.heads import share
 from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.interception.function_roles import strip_affixes
-from regard.observe.interception.handwritten.activated_scores import compute_activation, read_scores
-from regard.observe.interception.handwritten.traces import share_memory
-from regard.observe.interception.handwritten.unnormalized_call import mix_rows
+from regard.observe.interception.handwritten.linear.activated_scores import compute_activation, read_scores
+from regard.observe.interception.handwritten.linear.unnormalized_call import mix_rows
+from regard.observe.interception.handwritten.products.traces import share_memory
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall, RecurrenceFactors, sample_state
 

@@ -15,7 +15,7 @@ from observe.recording_checks import EQUAL, record_and_compare
 from regard import AdditiveAttention
 from regard.observe import record
 from regard.observe.attention_changes import KnockOut
-from regard.observe.interception.handwritten.score_formula import STORED
+from regard.observe.interception.handwritten.scores.score_formula import STORED
 from regard.observe.intervene import intervene
 
 B, H, T, D, C = 2, 3, 5, 4, 12

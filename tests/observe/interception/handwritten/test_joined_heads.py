@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from observe.recording_checks import assert_equal, record_and_compare
-from regard.observe.interception.handwritten.linear_call import CHANGED
+from regard.observe.interception.handwritten.linear.linear_call import CHANGED
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 B, H, T, D, E, C = 2, 3, 11, 5, 7, 13

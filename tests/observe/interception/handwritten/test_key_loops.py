@@ -10,8 +10,8 @@ import regard
 from observe.interception.handwritten.handwritten_attention import CAUSAL, B, C, D, H, Own, T
 from observe.recording_checks import assert_equal, compute_weights, record_and_compare
 from regard.observe.interception.handwritten.handwritten_call import UNFOLLOWED
-from regard.observe.interception.handwritten.joined_blocks import UNORDERED
-from regard.observe.interception.handwritten.key_blocks import BLOCKS, KEYS, OTHERWISE
+from regard.observe.interception.handwritten.softmax.joined_blocks import UNORDERED
+from regard.observe.interception.handwritten.softmax.key_blocks import BLOCKS, KEYS, OTHERWISE
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 SCALE = math.sqrt(D)

@@ -16,37 +16,38 @@ import torch
 from torch import Tensor, nn
 
 from regard.observe.interception.function_roles import POWERS, Role, infer_role, name_exponential, strip_affixes
-from regard.observe.interception.handwritten.added_scores import SUM, count_functions_of_sum
-from regard.observe.interception.handwritten.ancestor_search import find_pair, has_tokens, is_residual
-from regard.observe.interception.handwritten.divided_exponentials import (
-    EXPONENTIALS,
-    Softmax,
-    find_divided_exponentials,
-    may_divide_by_sums,
-)
-from regard.observe.interception.handwritten.edge_call import read_index_put
-from regard.observe.interception.handwritten.edge_softmax import EDGE_SUMS
-from regard.observe.interception.handwritten.einsum_products import EinsumProducts, split_einsum
+from regard.observe.interception.handwritten.ancestors.ancestor_search import has_tokens, is_residual
+from regard.observe.interception.handwritten.ancestors.token_pairs import find_pair
+from regard.observe.interception.handwritten.ancestors.windows import weighs_copies
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
-from regard.observe.interception.handwritten.head_mixing import describe_mixing, has_projection, is_head_mixing
-from regard.observe.interception.handwritten.key_blocks import MAXIMA_OF_TWO
-from regard.observe.interception.handwritten.labelled_product import label_sum, separate_entry_factors
-from regard.observe.interception.handwritten.moved_entries import (
+from regard.observe.interception.handwritten.linear.einsum_products import EinsumProducts, split_einsum
+from regard.observe.interception.handwritten.product_roles import sums_tokens
+from regard.observe.interception.handwritten.product_tracker import ProductTracker
+from regard.observe.interception.handwritten.products.labelled_product import label_sum, separate_entry_factors
+from regard.observe.interception.handwritten.products.score_form import CHOOSES_BY_VALUE, COPIES, PRODUCTS, QUOTIENTS
+from regard.observe.interception.handwritten.products.traces import Traced, TraceKind, is_followable, join_roots, list_parts
+from regard.observe.interception.handwritten.score_tracker import find_dim
+from regard.observe.interception.handwritten.scores.added_scores import SUM, count_functions_of_sum
+from regard.observe.interception.handwritten.scores.head_mixing import describe_mixing, has_projection, is_head_mixing
+from regard.observe.interception.handwritten.scores.moved_entries import (
     fills_followed,
     follow_places,
     is_replayed,
     keep_places,
     settle_all,
 )
-from regard.observe.interception.handwritten.pair_loops import GATES, find_gate, joins_scores_of_pairs, may_join_scores
-from regard.observe.interception.handwritten.product_roles import sums_tokens
-from regard.observe.interception.handwritten.product_tracker import ProductTracker
-from regard.observe.interception.handwritten.score_form import CHOOSES_BY_VALUE, COPIES, PRODUCTS, QUOTIENTS
-from regard.observe.interception.handwritten.score_tracker import find_dim
-from regard.observe.interception.handwritten.trace_axes import follow_axes, keep_undropped
-from regard.observe.interception.handwritten.traces import Traced, TraceKind, is_followable, join_roots, list_parts
+from regard.observe.interception.handwritten.scores.trace_axes import follow_axes, keep_undropped
+from regard.observe.interception.handwritten.softmax.divided_exponentials import (
+    EXPONENTIALS,
+    Softmax,
+    find_divided_exponentials,
+    may_divide_by_sums,
+)
+from regard.observe.interception.handwritten.softmax.edge_call import read_index_put
+from regard.observe.interception.handwritten.softmax.edge_softmax import EDGE_SUMS
+from regard.observe.interception.handwritten.softmax.key_blocks import MAXIMA_OF_TWO
+from regard.observe.interception.handwritten.softmax.pair_loops import GATES, find_gate, joins_scores_of_pairs, may_join_scores
 from regard.observe.interception.handwritten.weight_tracker import activate
-from regard.observe.interception.handwritten.windows import weighs_copies
 from regard.observe.interception.provenance import JOINS, LIKE_ANOTHER, ModuleFrame, find_tensors, list_entries, list_objects
 
 STARTS = (Role.SOFTMAX, Role.LOG_SOFTMAX, Role.PRODUCT, Role.DISTANCE, Role.SUM, Role.ONE_HOT)

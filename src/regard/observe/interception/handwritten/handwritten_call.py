@@ -20,27 +20,27 @@ from regard.mechanism.scores import score_dtype
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, build_plain_call
 from regard.observe.interception.distributed_tensors import RankSplit, distribute_like, find_split, take_local
 from regard.observe.interception.function_roles import BASES
-from regard.observe.interception.handwritten.attention_free import TableQuotient
-from regard.observe.interception.handwritten.axis_groups import Groups, describe_choice, find_groups
-from regard.observe.interception.handwritten.edge_call import GRAPH, EdgeSum, build_edge_matrix
-from regard.observe.interception.handwritten.edge_softmax import EDGE_SUMS
-from regard.observe.interception.handwritten.head_guesses import note_guess
-from regard.observe.interception.handwritten.key_blocks import BLOCKS, KEYS, find_block, has_running_maximum
-from regard.observe.interception.handwritten.labelled_product import LabelledProduct
-from regard.observe.interception.handwritten.picked_call import build_picked_call, find_picked_groups, is_picked
-from regard.observe.interception.handwritten.row_comparison import (
+from regard.observe.interception.handwritten.ancestors.windows import multiplies_tokens, name_windows
+from regard.observe.interception.handwritten.linear.unnormalized_call import LIMIT_BYTES, build_unnormalized_call
+from regard.observe.interception.handwritten.products.head_guesses import note_guess
+from regard.observe.interception.handwritten.products.labelled_product import LabelledProduct
+from regard.observe.interception.handwritten.products.tensor_axes import AxisTable, Dims
+from regard.observe.interception.handwritten.products.traces import Trace
+from regard.observe.interception.handwritten.scores.axis_groups import Groups, describe_choice, find_groups
+from regard.observe.interception.handwritten.scores.row_comparison import (
     compare_rows,
     compute_scores,
     find_hidden_keys,
     sample_rows,
 )
-from regard.observe.interception.handwritten.score_formula import resolve_form
-from regard.observe.interception.handwritten.tensor_axes import AxisTable, Dims
-from regard.observe.interception.handwritten.traces import Trace
-from regard.observe.interception.handwritten.undivided_contexts import DIVIDED, UNSEEN
-from regard.observe.interception.handwritten.unnormalized_call import LIMIT_BYTES, build_unnormalized_call
-from regard.observe.interception.handwritten.weight_steps import DIFFERENT, UNKNOWN
-from regard.observe.interception.handwritten.windows import multiplies_tokens, name_windows
+from regard.observe.interception.handwritten.scores.score_formula import resolve_form
+from regard.observe.interception.handwritten.scores.weight_steps import DIFFERENT, UNKNOWN
+from regard.observe.interception.handwritten.softmax.attention_free import TableQuotient
+from regard.observe.interception.handwritten.softmax.edge_call import GRAPH, EdgeSum, build_edge_matrix
+from regard.observe.interception.handwritten.softmax.edge_softmax import EDGE_SUMS
+from regard.observe.interception.handwritten.softmax.key_blocks import BLOCKS, KEYS, find_block, has_running_maximum
+from regard.observe.interception.handwritten.softmax.picked_call import build_picked_call, find_picked_groups, is_picked
+from regard.observe.interception.handwritten.softmax.undivided_contexts import DIVIDED, UNSEEN
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.thread_state import STATE

@@ -8,22 +8,22 @@ import torch
 from torch import Tensor
 
 from regard.observe.interception.function_roles import strip_affixes
-from regard.observe.interception.handwritten.added_scores import SUM
-from regard.observe.interception.handwritten.ancestor_search import has_tokens, is_end, is_routed, walk_back
-from regard.observe.interception.handwritten.contraction import find_axes, is_shared
-from regard.observe.interception.handwritten.generated_matrices import multiplies_generated_matrix
-from regard.observe.interception.handwritten.labelled_product import LabelledProduct, label_terms
-from regard.observe.interception.handwritten.linear_attention import (
+from regard.observe.interception.handwritten.ancestors.ancestor_search import has_tokens, is_end, is_routed, walk_back
+from regard.observe.interception.handwritten.ancestors.generated_matrices import multiplies_generated_matrix
+from regard.observe.interception.handwritten.ancestors.projections import find_projection, has_features_last
+from regard.observe.interception.handwritten.ancestors.query_axes import list_axes
+from regard.observe.interception.handwritten.ancestors.windows import reads_windows
+from regard.observe.interception.handwritten.linear.linear_attention import (
     find_stride,
     mixes_within_tokens,
     sums_features,
 )
-from regard.observe.interception.handwritten.linear_scores import is_table
-from regard.observe.interception.handwritten.projections import find_projection, has_features_last
-from regard.observe.interception.handwritten.query_axes import list_axes
-from regard.observe.interception.handwritten.tensor_axes import Dims
-from regard.observe.interception.handwritten.traces import Trace, Traced, TraceKind, Traces
-from regard.observe.interception.handwritten.windows import reads_windows
+from regard.observe.interception.handwritten.linear.linear_scores import is_table
+from regard.observe.interception.handwritten.products.contraction import find_axes, is_shared
+from regard.observe.interception.handwritten.products.labelled_product import LabelledProduct, label_terms
+from regard.observe.interception.handwritten.products.tensor_axes import Dims
+from regard.observe.interception.handwritten.products.traces import Trace, Traced, TraceKind, Traces
+from regard.observe.interception.handwritten.scores.added_scores import SUM
 from regard.observe.interception.provenance import JOINS, TOKEN, ModuleFrame
 
 NORM_EPSILON = 1e-3  # that a layer may add to the sums that it divides by, relative to these

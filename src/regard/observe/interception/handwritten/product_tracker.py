@@ -8,37 +8,20 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from regard.observe.interception.function_roles import Role, infer_role, strip_affixes
-from regard.observe.interception.handwritten.ancestor_search import find_ancestors, has_tokens
-from regard.observe.interception.handwritten.attention_free import TableProducts
-from regard.observe.interception.handwritten.contraction import find_operands
-from regard.observe.interception.handwritten.divided_exponentials import find_exponential
-from regard.observe.interception.handwritten.edge_call import is_edge_softmax
-from regard.observe.interception.handwritten.edge_softmax import EdgeExponentials, is_one_hot, skip_layouts
-from regard.observe.interception.handwritten.entry_products import EntryProducts
-from regard.observe.interception.handwritten.entry_sources import drop_repeats
-from regard.observe.interception.handwritten.gated_sums import MOVED, GatedSums
+from regard.observe.interception.handwritten.ancestors.ancestor_search import find_ancestors, has_tokens
+from regard.observe.interception.handwritten.ancestors.layouts import skip_layouts
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
-from regard.observe.interception.handwritten.head_mixing import is_head_mixing, mix_heads
-from regard.observe.interception.handwritten.labelled_product import (
-    LabelledProduct,
-    Labels,
-    label_product,
-    label_sum,
-    separate_factors,
-)
-from regard.observe.interception.handwritten.lambda_layers import LAMBDAS, UNREAD_LAMBDAS, Summary, read_summary
-from regard.observe.interception.handwritten.linear_attention import ChainRoles
-from regard.observe.interception.handwritten.linear_contexts import FoundCall, LinearContexts
-from regard.observe.interception.handwritten.linear_scores import (
+from regard.observe.interception.handwritten.linear.gated_sums import MOVED, GatedSums
+from regard.observe.interception.handwritten.linear.lambda_layers import LAMBDAS, UNREAD_LAMBDAS, Summary, read_summary
+from regard.observe.interception.handwritten.linear.linear_attention import ChainRoles
+from regard.observe.interception.handwritten.linear.linear_contexts import FoundCall, LinearContexts
+from regard.observe.interception.handwritten.linear.linear_scores import (
     CHAINED,
     are_of_all_tokens,
     find_roles_of_scores,
     is_table,
     weigh_linearly,
 )
-from regard.observe.interception.handwritten.merged_blocks import MergedBlocks
-from regard.observe.interception.handwritten.outer_products import is_of_one_token
-from regard.observe.interception.handwritten.pair_loops import divides_by_loop
 from regard.observe.interception.handwritten.product_roles import (
     is_attention_product,
     is_factor,
@@ -53,7 +36,25 @@ from regard.observe.interception.handwritten.product_roles import (
     multiplies_features,
     sums_tokens,
 )
-from regard.observe.interception.handwritten.traces import Trace, TraceKind, join_roots
+from regard.observe.interception.handwritten.products.contraction import find_operands
+from regard.observe.interception.handwritten.products.entry_products import EntryProducts
+from regard.observe.interception.handwritten.products.labelled_product import (
+    LabelledProduct,
+    Labels,
+    label_product,
+    label_sum,
+    separate_factors,
+)
+from regard.observe.interception.handwritten.products.traces import Trace, TraceKind, join_roots
+from regard.observe.interception.handwritten.recurrences.outer_products import is_of_one_token
+from regard.observe.interception.handwritten.scores.entry_sources import drop_repeats
+from regard.observe.interception.handwritten.scores.head_mixing import is_head_mixing, mix_heads
+from regard.observe.interception.handwritten.softmax.attention_free import TableProducts
+from regard.observe.interception.handwritten.softmax.divided_exponentials import find_exponential
+from regard.observe.interception.handwritten.softmax.edge_call import is_edge_softmax
+from regard.observe.interception.handwritten.softmax.edge_softmax import EdgeExponentials, is_one_hot
+from regard.observe.interception.handwritten.softmax.merged_blocks import MergedBlocks
+from regard.observe.interception.handwritten.softmax.pair_loops import divides_by_loop
 from regard.observe.interception.handwritten.weight_tracker import WeightTracker
 from regard.observe.interception.provenance import CONSTANT, ModuleFrame
 

@@ -7,23 +7,23 @@ import torch
 from torch import Tensor
 
 from regard.observe.interception.function_roles import Role, strip_affixes
-from regard.observe.interception.handwritten.ancestor_search import (
+from regard.observe.interception.handwritten.ancestors.ancestor_search import TensorRef
+from regard.observe.interception.handwritten.ancestors.picked_factors import find_factors
+from regard.observe.interception.handwritten.ancestors.query_axes import share_keys
+from regard.observe.interception.handwritten.ancestors.token_pairs import (
     Pair,
-    TensorRef,
     find_pair,
     is_broadcast_pair,
     is_sum_of_broadcast,
     multiplies_copies,
 )
-from regard.observe.interception.handwritten.edge_softmax import scores_neighbors
-from regard.observe.interception.handwritten.entry_products import Factors
-from regard.observe.interception.handwritten.entry_sources import add_sink
-from regard.observe.interception.handwritten.labelled_product import LabelledProduct
-from regard.observe.interception.handwritten.picked_factors import find_factors
-from regard.observe.interception.handwritten.query_axes import share_keys
-from regard.observe.interception.handwritten.score_form import StepKind, start_form
-from regard.observe.interception.handwritten.traces import PickedKeys, Traced, TraceKind, Traces, join_roots
-from regard.observe.interception.handwritten.windows import is_row_for_each_token
+from regard.observe.interception.handwritten.ancestors.windows import is_row_for_each_token
+from regard.observe.interception.handwritten.products.entry_products import Factors
+from regard.observe.interception.handwritten.products.labelled_product import LabelledProduct
+from regard.observe.interception.handwritten.products.score_form import StepKind, start_form
+from regard.observe.interception.handwritten.products.traces import PickedKeys, Traced, TraceKind, Traces, join_roots
+from regard.observe.interception.handwritten.scores.entry_sources import add_sink
+from regard.observe.interception.handwritten.softmax.edge_softmax import scores_neighbors
 from regard.observe.interception.provenance import ModuleFrame, has_separate_sources
 
 NO_PRODUCT = "another function than a product"

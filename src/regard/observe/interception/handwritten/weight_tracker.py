@@ -6,20 +6,20 @@ from typing import Any
 from torch import Tensor
 
 from regard.observe.interception.function_roles import Role, guards_norm, has_number_bounds, is_nonlinear, strip_affixes
-from regard.observe.interception.handwritten.added_scores import gates_entries
-from regard.observe.interception.handwritten.ancestor_search import find_ancestors
-from regard.observe.interception.handwritten.edge_call import find_edge_sum
-from regard.observe.interception.handwritten.entry_sources import drop_repeats, restore_keys
+from regard.observe.interception.handwritten.ancestors.ancestor_search import find_ancestors
 from regard.observe.interception.handwritten.handwritten_call import OVERWRITTEN, HandwrittenCall
-from regard.observe.interception.handwritten.key_blocks import KeyBlocks
-from regard.observe.interception.handwritten.key_sums import KeySums
-from regard.observe.interception.handwritten.labelled_product import LabelledProduct, label_entries, label_sum
 from regard.observe.interception.handwritten.product_roles import is_value, shares_values, sums_tokens
-from regard.observe.interception.handwritten.row_edits import keeps_numbers
-from regard.observe.interception.handwritten.score_form import COPIES, PERMUTES, VIEWS, is_view_index
+from regard.observe.interception.handwritten.products.labelled_product import LabelledProduct, label_entries, label_sum
+from regard.observe.interception.handwritten.products.score_form import COPIES, PERMUTES, VIEWS, is_view_index
+from regard.observe.interception.handwritten.products.traces import ActivatedScores, Trace, TraceKind
 from regard.observe.interception.handwritten.score_tracker import ScoreTracker
-from regard.observe.interception.handwritten.second_products import UsedWeights
-from regard.observe.interception.handwritten.traces import ActivatedScores, Trace, TraceKind
+from regard.observe.interception.handwritten.scores.added_scores import gates_entries
+from regard.observe.interception.handwritten.scores.entry_sources import drop_repeats, restore_keys
+from regard.observe.interception.handwritten.scores.row_edits import keeps_numbers
+from regard.observe.interception.handwritten.scores.second_products import UsedWeights
+from regard.observe.interception.handwritten.softmax.edge_call import find_edge_sum
+from regard.observe.interception.handwritten.softmax.key_blocks import KeyBlocks
+from regard.observe.interception.handwritten.softmax.key_sums import KeySums
 from regard.observe.interception.lookups import read_version
 from regard.observe.interception.provenance import FRESH, ModuleFrame
 

@@ -1,0 +1,1 @@
+"""Searches back through the operations that made a tensor: its layer, its tokens, its rows and its factors."""

@@ -1,0 +1,27 @@
+"""Operations that keep the numbers of a tensor, as views, permutations and copies, skipped in a search back."""
+
+from regard.observe.interception.function_roles import strip_affixes
+from regard.observe.interception.handwritten.ancestors.ancestor_search import TensorRef
+from regard.observe.interception.handwritten.products.score_form import PERMUTES, SAME, VIEWS
+from regard.observe.interception.provenance import ModuleFrame, Operation
+
+LAYOUTS = VIEWS | PERMUTES | SAME | {"expand", "expand_as", "broadcast_to"}
+
+
+def skip_layouts(frame: ModuleFrame, x: TensorRef) -> Operation | None:
+    """Return the operation that computed the numbers of a tensor in the frame; None for an argument of the module."""
+    visited = set[int]()  # x.contiguous() may be x, and what is written into a view was made by its base
+    while id(x) not in visited:
+        visited.add(id(x))
+        makers = frame.find_makers(x)
+        computed = [maker for maker in makers if not is_layout(maker)]
+        if computed:
+            return computed[-1]
+        before = [maker.given[0] for maker in makers if maker.given[0] is not x]
+        x = before[-1] if before else x
+    return None
+
+
+def is_layout(maker: Operation) -> bool:
+    """Return whether an operation keeps the numbers of its first argument, or bounds them."""
+    return bool(maker.given and LAYOUTS & {maker.name, strip_affixes(maker.name)})

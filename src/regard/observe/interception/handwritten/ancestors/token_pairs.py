@@ -1,0 +1,202 @@
+"""Pairs of tokens behind the entries of a tensor: two tensors that were broadcast, multiplied or added entry by entry."""
+
+import weakref
+
+from torch import Tensor
+
+from regard.observe.interception.function_roles import Role, infer_role, strip_affixes
+from regard.observe.interception.handwritten.ancestors.ancestor_search import (
+    MAX_STEPS,
+    REPEATS,
+    ROW_REDUCTIONS,
+    VIEWED,
+    Sized,
+    TensorRef,
+    is_expanded,
+    is_used_once,
+    starts_as_zeros,
+)
+from regard.observe.interception.handwritten.products.score_form import COPIES
+from regard.observe.interception.lookups import MASKS
+from regard.observe.interception.provenance import GATHERS, JOINS, LEARNED, TOKEN, ModuleFrame, Operation, TensorOrRef
+
+Pair = tuple[TensorOrRef, TensorOrRef]
+
+
+def find_pair(frame: ModuleFrame, x: Tensor, over_last: bool) -> Pair | None:
+    """Return two tensors if the entries of x belong to pairs of their tokens, so that a sum over some is a score; else None.
+
+    That is so where the two were broadcast against each other, or were multiplied or subtracted entry by entry and the sum is
+    over the last axis.
+    """
+    meeting = find_meeting(frame, weakref.ref(x), x.numel())
+    if meeting is None:
+        return None
+    maker, tokens, size = meeting
+    last = x.shape[-1] if over_last and x.dim() else 0
+    if not is_pairing(frame, maker, tokens, size, last):
+        tokens = find_terms(frame, maker) if infer_role(maker.name) is Role.ADD else []
+        tokens = [one for one in tokens if frame.find_contents(one[0]) == TOKEN]
+        if len({id(one) for one, _ in tokens}) < 2 or not is_pairing(frame, maker, tokens, size, last):
+            return None
+    first, second, *_ = {id(one): one for one, _ in tokens}.values()
+    return first, second
+
+
+def find_terms(frame: ModuleFrame, maker: Operation, depth: int = MAX_STEPS) -> list[Sized]:
+    """Return the tensors of tokens that an addition adds up, those of sums that it alone uses among them, with their entries.
+
+    A sum that other operations use too is a residual stream, to which others were added.
+    """
+    terms = []
+    for one, size in find_token_inputs(frame, maker):
+        makers = frame.find_makers(one)
+        is_sum = len(makers) == 1 and not makers[0].child and infer_role(makers[0].name) is Role.ADD
+        terms += find_terms(frame, makers[0], depth - 1) if is_sum and depth and is_used_once(frame, one) else [(one, size)]
+    return terms
+
+
+def is_broadcast_pair(frame: ModuleFrame, x: TensorRef, size: int) -> bool:
+    """Return whether x was made from tokens that were broadcast against each other, or added where one was before.
+
+    `size` is the number of entries of x.
+    """
+    meeting = find_meeting(frame, x, size)
+    if meeting is None:
+        return False
+    maker, tokens, size = meeting
+    role, is_broadcast = infer_role(maker.name), size > max(n for _, n in tokens)
+    was_broadcast = role is Role.ADD and any(is_repeated(frame, *one) for one in tokens)
+    return (was_broadcast or (is_broadcast and role in (Role.ADD, Role.MULTIPLY))) and are_all_tokens(frame, tokens)
+
+
+def is_sum_of_broadcast(frame: ModuleFrame, x: TensorRef, size: int) -> bool:
+    """Return whether x was made of a sum or difference of tokens of which one was broadcast, with others added to it or not.
+
+    `size` is the number of entries of x. An index may have picked some of the sums before others were added.
+    """
+    meeting = find_meeting(frame, x, size)
+    if meeting is None:
+        return False
+    for one in ([meeting[0]], *(frame.find_makers(one) for one, _ in meeting[1])):
+        makers = frame.find_makers(one[-1].given[0]) if one and one[-1].name in GATHERS else one
+        tokens = find_token_inputs(frame, makers[-1]) if makers and infer_role(makers[-1].name) is Role.ADD else []
+        if len(tokens) > 1 and min(n for _, n in tokens) < size and are_all_tokens(frame, tokens):
+            return infer_role(meeting[0].name) is Role.ADD
+    return False
+
+
+def find_meeting(
+    frame: ModuleFrame, ref: TensorRef, size: int, passes_sums: bool = False
+) -> tuple[Operation, list[Sized], int] | None:
+    """Return the last operation that a tensor was made by from two tensors of tokens, with these and the entries of its result.
+
+    `size` is the number of entries of the tensor. The search ends at a product or a sum unless it passes these.
+    """
+    for _ in range(MAX_STEPS):
+        makers = frame.find_makers(ref)
+        if not makers:
+            return None
+        tokens = find_token_inputs(frame, makers[-1])
+        if len({id(one) for one, _ in tokens}) > 1:
+            return makers[-1], tokens, size
+        core = strip_affixes(makers[-1].name)
+        is_sum = core != "cumsum" and infer_role(core) in (Role.PRODUCT, Role.SUM)
+        if len(tokens) != 1 or (is_sum and not passes_sums):
+            return None
+        ref, size = tokens[0]
+    return None
+
+
+def multiplies_copies(frame: ModuleFrame, x: Tensor) -> bool:
+    """Return whether x is the outer product of two tensors along its last axes, of which one was repeated before.
+
+    So it is where keys are expanded, copied and multiplied with values in place.
+    """
+    makers = frame.find_makers(weakref.ref(x))
+    tokens = find_token_inputs(frame, makers[-1]) if makers and infer_role(makers[-1].name) is Role.MULTIPLY else []
+    sizes = [count_before_repeats(frame, *one) for one in tokens]
+    return len(sizes) == 2 and max(sizes) < x.numel() and sizes[0] * sizes[1] == x.numel() * x.shape[:-2].numel()
+
+
+def count_before_repeats(frame: ModuleFrame, x: TensorRef, size: int) -> int:
+    """Return the entries of a tensor of this size before it was repeated and copied, if it was."""
+    for _ in range(MAX_STEPS):
+        maker = next(iter(frame.find_makers(x)), None)  # the first: a copy may have been written into
+        core = "" if maker is None else strip_affixes(maker.name)
+        if maker is not None and core in REPEATS:
+            return maker.sizes[0]
+        if maker is None or core not in COPIES:
+            return size
+        x = maker.given[0]
+    return size
+
+
+def find_token_inputs(frame: ModuleFrame, maker: Operation) -> list[Sized]:
+    """Return the arguments of an operation that hold tokens, with their numbers of entries.
+
+    Not an index that picks entries, nor the largest of what it is subtracted from.
+    """
+    inputs = list(zip(maker.given, maker.sizes, strict=False))[: 1 if maker.name in GATHERS else None]
+    if len(inputs) == 2 and infer_role(maker.name) is Role.ADD and is_largest(frame, inputs[1][0], inputs[0][0]):
+        del inputs[1]
+    return [(one, size) for one, size in inputs if frame.find_contents(one) >= LEARNED]
+
+
+def is_largest(frame: ModuleFrame, x: TensorRef, of: TensorRef) -> bool:
+    """Return whether a tensor is the largest entries of another one along an axis, or the logarithm of the sum of all."""
+    has_reduced = False
+    for _ in range(MAX_STEPS):
+        makers = frame.find_makers(x)
+        core = strip_affixes(makers[-1].name) if makers else ""
+        if x is of or core not in VIEWED | COPIES | ROW_REDUCTIONS:
+            break
+        has_reduced |= core in ROW_REDUCTIONS
+        x = makers[-1].given[0]
+    return has_reduced and x is of
+
+
+def is_pairing(frame: ModuleFrame, maker: Operation, tokens: list[Sized], size: int, last: int) -> bool:
+    """Return whether an operation formed pairs of tokens: `size` entries, with `last` features each."""
+    sizes = [one for _, one in tokens]
+    if maker.name in JOINS:
+        are_expanded = [is_expanded(frame, *one) for one in tokens]
+        return (
+            sum(are_expanded) > 1
+            or are_of_edges(frame, tokens, size // max(last, 1))
+            or (any(are_expanded) and are_all_tokens(frame, tokens))  # one query beside all keys of its row
+        )
+    if size > max(sizes):
+        return True
+    role = infer_role(maker.name)
+    if role is Role.MULTIPLY:
+        return last > 0 and min(sizes) >= last and not min(sizes) % last
+    if role is Role.ADD and (min(sizes) < size or any(is_expanded(frame, *one) for one in tokens)):
+        # one query for all keys of its row: additive attention
+        return last > 0 and not min(sizes) % last and are_all_tokens(frame, tokens)
+    return last > 0 and strip_affixes(maker.name) == "sub" and min(sizes) == size
+
+
+def are_of_edges(frame: ModuleFrame, tokens: list[Sized], rows: int) -> bool:
+    """Return whether two tensors were picked from tokens by indices of this many rows, the senders and receivers of edges."""
+    makers = [frame.find_makers(one)[-1:] for one, _ in tokens]
+    lookups = [maker.lookup for one in makers for maker in one if maker.lookup and frame.find_contents(maker.given[0]) == TOKEN]
+    is_pair = len(lookups) == len(tokens) == 2 and lookups[0].key != lookups[1].key
+    return is_pair and all(one.indices[0].numel() == rows and one.indices[0].dtype not in MASKS for one in lookups)
+
+
+def are_all_tokens(frame: ModuleFrame, tokens: list[Sized]) -> bool:
+    """Return whether all tensors were computed from the module's inputs, none by weights alone but of a state that is zeros."""
+    others = [one for one, _ in tokens if frame.find_contents(one) != TOKEN]
+    return len(others) < len(tokens) and all(starts_as_zeros(frame, one) for one in others)
+
+
+def is_repeated(frame: ModuleFrame, x: TensorRef, size: int) -> bool:
+    """Return whether a tensor was expanded by broadcasting or by picking, and not by a layer that has more features."""
+    return any(max(maker.sizes, default=size) < size and repeats(maker) for maker in frame.find_makers(x))
+
+
+def repeats(maker: Operation) -> bool:
+    """Return whether an operation makes a larger result of entries that it broadcasts or picks."""
+    is_by_entry = infer_role(maker.name) in (Role.ADD, Role.MULTIPLY)
+    return not maker.child and (is_by_entry or maker.name in GATHERS or strip_affixes(maker.name) in REPEATS)

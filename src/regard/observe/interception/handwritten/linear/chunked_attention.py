@@ -1,0 +1,314 @@
+"""Linear attention in chunks of tokens: masked scores within each chunk, and a state that carries the sums of earlier chunks.
+
+Within a chunk, the followed formula of the scores gives the decays between its tokens. What a state decays by from one chunk to
+the next is solved for from the layer's own output: one number, or one for each feature. All tokens are then compared with that
+output. Sources: Sun et al. 2023 (RetNet), Yang et al. 2023 (gated linear attention), Dao and Gu 2024 (state space duality).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.map.linear_recurrence import GONE, LinearRecurrence
+from regard.mechanism.scores import score_dtype
+from regard.observe.interception.handwritten.linear.linear_attention import ChainRoles
+from regard.observe.interception.handwritten.linear.linear_call import group_axes
+from regard.observe.interception.handwritten.products.labelled_product import LabelledProduct
+from regard.observe.interception.handwritten.products.score_form import ScoreForm, StepKind
+from regard.observe.interception.handwritten.products.tensor_axes import Axes, AxisTable, Dims
+from regard.observe.interception.handwritten.products.traces import Trace
+from regard.observe.interception.handwritten.recurrences.loop_check import compare_outputs
+from regard.observe.interception.handwritten.scores.axis_groups import Groups, split_batch
+from regard.observe.interception.plain_tensors import UnreadableError
+from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall, RecurrenceFactors, build_read_call
+
+CHUNKS = "it is linear attention whose scores are of a part of its tokens, so it is not known how the others are added"
+CARRIED = "it is linear attention in chunks, whose sum with what earlier chunks add is no recurrence that is known: {}"
+UNCARRIED = "nothing of it comes from earlier chunks"
+GROWS = "its states are multiplied by more than 1"
+FEW = "its chunks have too few outputs to tell what their states decay by"
+MOST_SUMS = 3  # of a product within chunks with something else, one of which is that with the earlier chunks
+SPARE = 2  # outputs of a chunk for each decay that is solved for, at least
+ROUNDINGS, MOST_NOISE = 2**10, 2.0**-5  # of a decay above 1, or of the outputs of a chunk, less than which is nothing
+
+
+class Chunk(NamedTuple):
+    """The tokens of a chunk: q, k (b, h, n, d), v (b, h, n, e), and their output (b, h, n, e) with earlier chunks.
+
+    own is what multiplies q_i · k_i, and decays that of a token and the one before over it, both (b or 1, h or 1, n).
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    own: Tensor
+    decays: Tensor
+    outputs: Tensor
+
+
+class Sum(NamedTuple):
+    """The output within chunks plus something else, (rows, 1, n, e), and what its rows had been multiplied by before."""
+
+    outputs: Tensor
+    row_scale: Tensor
+
+
+@dataclass(eq=False)
+class ChunkedCall:
+    """Scores of chunks that are multiplied with values: q, k (rows, 1, n, d), v (rows, 1, n, e), rows of all other axes.
+
+    own and decays (rows or 1, n) are those of Chunk. outputs, columns and row_scale are those of the product within chunks.
+    """
+
+    kernel: str
+    table: AxisTable
+    groups: Groups
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    own: Tensor
+    decays: Tensor
+    outputs: Tensor
+    columns: Tensor
+    row_scale: Tensor
+    lengths: set[int]  # of the inputs of the module
+    made: tuple[Tensor, Dims, Dims]  # the values as they were multiplied, with their axes and those of the output
+    sums: list[Sum] = field(default_factory=list)
+    earlier: set[int] = field(default_factory=set)  # outputs of other calls that it was made of, by the ids of their references
+
+    @property
+    def rows(self) -> Axes:
+        """The axes of batch rows, heads and chunks."""
+        return self.table.expand_axes((*self.groups.batch, *self.groups.heads))
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens of a chunk."""
+        return self.q.shape[2]
+
+    def add_sum(self, outputs: Tensor) -> None:
+        """Add the sum of the output with something else."""
+        if len(self.sums) < MOST_SUMS:
+            self.sums.append(Sum(outputs.clone(), self.row_scale))
+
+    def arrange(self, x: Tensor, axis: int | None) -> Tensor:
+        """Return a tensor (rows or 1, ...) as (chunks, b, h, ...), or (1, b, h, ...) if there is no axis of chunks."""
+        groups = ((axis,) if axis is not None else (), *self.list_groups(axis))
+        sizes, order = self.table.get_sizes(self.rows), [self.rows.index(one) for group in groups for one in group]
+        x = x.expand(self.q.shape[0], *x.shape[1:]).reshape(*sizes, *x.shape[1:])
+        x = x.permute(*order, *range(len(order), x.dim()))
+        counts = [torch.Size(self.table.get_sizes(group)).numel() for group in groups]
+        return x.reshape(*counts, *x.shape[len(order) :])
+
+    def list_groups(self, axis: int | None) -> tuple[Axes, Axes]:
+        """Return the axes of batch rows and of heads without that of chunks."""
+        if axis is None:
+            return self.table.expand_axes(self.groups.batch), self.table.expand_axes(self.groups.heads)
+        v, v_dims, dims = self.made
+        own = [tuple(one for one in axes if one in self.rows and one != axis) for axes in self.table.expand_dims(dims)]
+        tokens = {self.tokens, self.tokens * self.table.sizes[axis]}
+        return split_batch(self.table, [axes for axes in own if axes], v, v_dims, tokens)
+
+    def split(self, found: Sum, axis: int | None) -> list[Chunk]:
+        """Return the chunks along an axis, or the only one, with the outputs of a sum."""
+        scale = found.row_scale.squeeze(1)  # (rows, n)
+        ratio = scale[:, 1:] / scale[:, :-1]
+        own, decays = self.own * scale, self.decays * torch.cat([torch.ones_like(scale[:, :1]), ratio], 1)
+        four = (x.squeeze(1) for x in (self.q, self.k, self.v))
+        parts = [self.arrange(x, axis) for x in (*four, own, decays, found.outputs.squeeze(1))]
+        return [Chunk(*each) for each in zip(*parts, strict=True)]
+
+
+def start_call(
+    table: AxisTable, roles: ChainRoles, trace: Trace, product: LabelledProduct, y: Tensor, kernel: str, lengths: set[int]
+) -> tuple[ChunkedCall, Tensor]:
+    """Return the call whose output within chunks is y, and the place of each entry of y in (rows, 1, n, e).
+
+    Raises UnreadableError if its scores were changed otherwise than by factors and a mask.
+    """
+    assert trace.form is not None
+    groups, features = group_axes(table, roles, trace.form)
+    rows = (*groups.batch, *groups.heads)
+    own, decays = read_decays(table, trace.form, rows, groups)
+    four = (rows, (), groups.queries, groups.width)
+    outputs = table.arrange(y.detach(), roles.dims, four)
+    count = outputs.shape[0]
+    q = table.arrange(roles.q.detach(), roles.q_dims, (rows, (), groups.queries, features)).expand(count, -1, -1, -1)
+    k = table.arrange(roles.k.detach(), roles.k_dims, (rows, (), groups.keys, features)).expand(count, -1, -1, -1)
+    v = table.arrange(roles.v.detach(), roles.v_dims, (rows, (), groups.keys, groups.width)).expand(count, -1, -1, -1)
+    if not q.shape[2] == k.shape[2] == v.shape[2] == own.shape[-1]:
+        raise UnreadableError(CHUNKS)
+    call = ChunkedCall(
+        kernel=kernel,
+        table=table,
+        groups=groups,
+        q=q,
+        k=k,
+        v=v,
+        own=own * product.factor,
+        decays=decays,
+        outputs=outputs,
+        columns=torch.arange(v.shape[3], device=y.device),
+        row_scale=outputs.new_ones(outputs.shape[:3], dtype=score_dtype(y.dtype)),
+        lengths=lengths,
+        made=(roles.v, roles.v_dims, roles.dims),
+    )
+    if product.added is not None:
+        call.add_sum(outputs)
+    places = torch.arange(outputs.numel(), device=y.device).view(outputs.shape)
+    return call, table.restore(places, four, roles.dims, y.shape)
+
+
+def read_decays(table: AxisTable, form: ScoreForm, rows: Axes, groups: Groups) -> tuple[Tensor, Tensor]:
+    """Return what multiplies the scores of each token with itself, and that with the token before over it, (rows or 1, n).
+
+    The score of a token with an earlier one is the product of these between them, which is compared afterwards.
+    """
+    n = torch.Size(table.get_sizes(table.expand_axes(groups.queries))).numel()
+    like = form.a.new_ones(1, n, dtype=torch.promote_types(form.a.dtype, torch.float32))
+    own, before = like, like
+    for step in form.steps:
+        x = step.operand
+        if step.kind is StepKind.FILL and not step.amount and isinstance(x, Tensor):
+            x = ~x
+        elif step.kind is not StepKind.MULTIPLY or not isinstance(x, Tensor | float):
+            raise UnreadableError(CHUNKS)
+        if isinstance(x, float):
+            own, before = own * x, before * x
+            continue
+        pairs = table.arrange(x.detach(), step.dims, (rows, groups.queries, groups.keys)).expand(-1, n, n)
+        own, before = own * pairs.diagonal(0, 1, 2), before * F.pad(pairs.diagonal(-1, 1, 2), (1, 0), value=1.0)
+    last = torch.cat([torch.ones_like(own[:, :1]), own[:, :-1]], 1)
+    decays = (before / last).expand(max(len(before), len(own)), -1).clone()
+    decays[:, 0] = 1
+    return own, decays
+
+
+def read_call(calls: Sequence[ChunkedCall]) -> RecurrenceCall:
+    """Return the recurrence of a call with an axis of chunks, or of the chunks of a loop, in order.
+
+    Raises UnreadableError if it is none.
+    """
+    reason = CHUNKS
+    for chunks in list_chunks(calls):
+        if not all(bool((one.own > 0).all() & (one.decays >= 0).all()) for one in chunks):
+            continue
+        for has_several in (False, True):
+            try:
+                factors = join_chunks(chunks, has_several, find_length(chunks, calls[0].lengths))
+            except UnreadableError as error:
+                reason = CARRIED.format(error)
+            else:
+                return build_read_call(calls[0].kernel, factors)
+    raise UnreadableError(reason)
+
+
+def list_chunks(calls: Sequence[ChunkedCall]) -> Iterator[list[Chunk]]:
+    """Generate what the chunks of calls may be, by the sum that has the output, and by the axis of chunks if it is one call."""
+    if len(calls) > 1:
+        sums = [one.sums or [Sum(one.outputs, one.row_scale)] * MOST_SUMS for one in calls]  # the first may have no sum
+        for each in zip(*sums, strict=False):
+            yield [chunk for one, found in zip(calls, each, strict=True) for chunk in one.split(found, None)]
+        return
+    call = calls[0]
+    axes = [axis for axis in call.rows if find_input_length(call.table.sizes[axis] * call.tokens, call.tokens, call.lengths)]
+    for axis in axes:
+        for found in call.sums:
+            yield call.split(found, axis)
+
+
+def find_input_length(tokens: int, chunk: int, lengths: set[int]) -> int:
+    """Return the length of an input that so many tokens are of, the last chunk of which may be padded; 0 if there is none."""
+    return max((n for n in lengths if tokens - chunk < n <= tokens), default=0)
+
+
+def find_length(chunks: list[Chunk], lengths: set[int]) -> int:
+    """Return the number of tokens of chunks without those that pad the last one."""
+    count = sum(one.q.shape[2] for one in chunks)
+    return find_input_length(count, chunks[-1].q.shape[2], lengths) or count
+
+
+def join_chunks(chunks: list[Chunk], has_several: bool, length: int) -> RecurrenceFactors:
+    """Return the recurrence of chunks, cut to a length, with one decay for each feature between chunks, or one for all.
+
+    Raises UnreadableError if it differs from the outputs.
+    """
+    dtype = score_dtype(chunks[0].outputs.dtype)
+    q, k, v, own, outputs = (
+        torch.cat([getattr(one, name) for one in chunks], 2)[:, :, :length] for name in ("q", "k", "v", "own", "outputs")
+    )
+    parts = solve_decays(chunks, has_several)
+    decays = torch.cat(parts, 2)[:, :, :length]  # (b, h, t, 1 or d)
+    most = 1 + find_noise(outputs.dtype)
+    if bool((decays > most).any()):  # factors of the rows, not of the keys
+        before = torch.cat([own[:, :, :1], own[:, :, :-1]], 2)
+        decays, q, own = decays * (before / own).unsqueeze(3), q * own.unsqueeze(3).to(q.dtype), torch.ones_like(own)
+    grows = bool((decays > most).any())
+    logs = decays.clamp(0, None if grows else 1).log().clamp(min=GONE).to(dtype)
+    scale = None if bool((own == 1).all()) else own.to(dtype)
+    mechanism = LinearRecurrence(decay=logs.contiguous(), q=q.contiguous(), k=k.contiguous(), key_scale=scale)
+    compare_outputs(mechanism, v, outputs, None)
+    if grows:
+        raise UnreadableError(GROWS)
+    return RecurrenceFactors(mechanism, v.contiguous(), outputs, None)
+
+
+def find_noise(dtype: torch.dtype) -> float:
+    """Return what rounding may leave of a number near 1 in the outputs of a dtype."""
+    return min(ROUNDINGS * torch.finfo(dtype).eps, MOST_NOISE)
+
+
+def solve_decays(chunks: list[Chunk], has_several: bool) -> list[Tensor]:
+    """Return the decays (b, h, n, 1 or d) of chunks: of their first tokens as they follow from the outputs, in float64.
+
+    The first token of all has the decay 1. Raises UnreadableError if a chunk has too few outputs to solve for them, or if it
+    reads nothing of earlier ones.
+    """
+    (b, h, _, d), found, is_carried = chunks[0].q.shape, [], False
+    least = find_noise(chunks[0].outputs.dtype)
+    state: Tensor | None = None
+    for chunk in chunks:
+        q, k, v, own, decays, outputs = (x.double() for x in chunk)
+        n, e = v.shape[2:]
+        logs = decays.log().clamp(min=GONE).cumsum(2)
+        reach = logs.exp()  # of the first token of the chunk to each
+        decays = decays.expand(b, h, -1).unsqueeze(3).expand(-1, -1, -1, d if has_several else 1).clone()
+        pairs = (logs.unsqueeze(3) - logs.unsqueeze(2)).exp().tril() * own.unsqueeze(2)
+        written = k * pairs[:, :, -1].unsqueeze(3)
+        if state is not None:
+            rest, queries = outputs - (q @ k.mT * pairs) @ v, q * reach.unsqueeze(3)
+            if has_several and n * e < SPARE * d:
+                raise UnreadableError(FEW)
+            factor = solve_features(queries, state, rest) if has_several else solve_number(queries, state, rest)
+            decays[:, :, 0] = factor
+            is_carried |= bool((queries @ (factor.unsqueeze(3) * state)).norm() > least * outputs.norm())
+            state = factor.unsqueeze(3) * state * reach[:, :, -1, None, None]
+        found.append(decays)
+        state = written.mT @ v + (0 if state is None else state)
+    if not is_carried:
+        raise UnreadableError(UNCARRIED)
+    return found
+
+
+def solve_number(queries: Tensor, state: Tensor, rest: Tensor) -> Tensor:
+    """Return the number (b, h, 1) by which queries times a state is nearest to the rest of the outputs."""
+    read = queries @ state
+    size = read.square().sum((2, 3))
+    return ((read * rest).sum((2, 3)) / torch.where(size > 0, size, 1)).unsqueeze(2)
+
+
+def solve_features(queries: Tensor, state: Tensor, rest: Tensor) -> Tensor:
+    """Return the numbers (b, h, d) for the rows of a state, by which queries times it is nearest to the rest of the outputs."""
+    size = torch.linalg.vector_norm(state, dim=3) * torch.linalg.vector_norm(queries, dim=2)
+    size = torch.where(size > 0, size, 1)
+    normal = (queries.mT @ queries) * (state @ state.mT) / (size.unsqueeze(2) * size.unsqueeze(3))
+    inverse, found = torch.linalg.pinv(normal, hermitian=True), torch.zeros_like(size)
+    for _ in range(3):  # the second and third round correct what rounding leaves
+        error = rest - queries @ (found.unsqueeze(3) * state)
+        target = ((queries.mT @ error) * state).sum(3) / size
+        found = found + (inverse @ target.unsqueeze(3)).squeeze(3) / size
+    return found

@@ -1,0 +1,103 @@
+"""The followed products, states and reads of loops, held by weak references, and the states that a later call may continue."""
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from regard.observe.interception.handwritten.products.tensor_axes import AxisTable
+from regard.observe.interception.handwritten.recurrences.state_loop import (
+    CHANGED,
+    START,
+    LeftState,
+    Product,
+    State,
+    StateLoop,
+    Trace,
+)
+from regard.observe.interception.lookups import read_version
+from regard.observe.interception.provenance import ModuleFrame
+
+
+class StateTraces:
+    """The loops of one forward, and the states that those of earlier forwards have left."""
+
+    def __init__(self) -> None:
+        self.traces: dict[int, tuple[weakref.ref[Tensor], Trace, int]] = {}  # with versions, by the tensor's id
+        self.table = AxisTable()
+        self.loops: list[StateLoop] = []
+        self.left = WeakTensorKeyDictionary()
+        self.waiting: weakref.WeakSet[StateLoop] = weakref.WeakSet()  # of one token, which a caller may go on with
+        self.read_modules: set[int] = set()  # ids of the modules whose loops were recorded
+        self.earlier_modules: set[int] = set()  # of those, in earlier forwards
+        self.left_shapes: dict[int, set[torch.Size]] = {}  # of the states that recorded loops have left, by module
+
+    def clear(self) -> None:
+        """Forget all loops."""
+        self.traces.clear()
+        self.table.clear()
+        self.loops.clear()
+
+    def restart(self) -> None:
+        """Forget all loops, and start again at the states that recorded ones have left."""
+        self.clear()
+        self.earlier_modules |= self.read_modules
+        for x, left in [*self.left.items()] if len(self.left) else ():
+            self.leave(x, left)
+
+    def may_continue_copy(self, frame: ModuleFrame) -> bool:
+        """Return whether a module is given what may be a copy of a state that a recorded loop of it has left."""
+        shapes = self.left_shapes.get(id(frame.module))
+        return shapes is not None and any(x.shape in shapes for x in frame.input_tensors)
+
+    def leave(self, x: Tensor, left: LeftState) -> None:
+        """Start a loop at a state that a recorded one has left, in this forward or in a later one."""
+        self.start(x, StateLoop(x.detach().clone(), left) if bool(x.any()) else StateLoop())
+        self.left[x] = left
+
+    def start(self, x: Tensor, loop: StateLoop) -> State:
+        """Follow x as the state before the first write of a loop."""
+        state = State(loop, (START,), self.table.add_dims(x.shape))
+        self.put(x, state)
+        return state
+
+    def find(self, x: Any, writes: int = 0) -> Trace | None:
+        """Return the trace of a tensor; None if it is not followed, or was written into more often than in this call.
+
+        A state that was written into elsewhere makes its loop unreadable.
+        """
+        found = self.traces.get(id(x))
+        if found is None or not isinstance(x, Tensor) or found[0]() is not x:
+            return None
+        _, trace, version = found
+        if count_writes(x, trace) - version <= writes:
+            return trace
+        if isinstance(trace, State) and trace.loop.writes:
+            trace.loop.reason = CHANGED
+            return trace
+        self.drop(x)
+        return None
+
+    def put(self, x: Tensor, trace: Trace) -> None:
+        """Follow a tensor until it is freed."""
+        key, traces = id(x), self.traces
+
+        def forget(gone: "weakref.ref[Tensor]") -> None:
+            if key in traces and traces[key][0] is gone:
+                del traces[key]
+
+        traces[key] = weakref.ref(x, forget), trace, count_writes(x, trace)
+
+    def drop(self, x: Tensor) -> None:
+        """Stop following a tensor that was written into."""
+        self.traces.pop(id(x), None)
+        if len(self.left):
+            self.left.pop(x, None)
+
+
+def count_writes(x: Tensor, trace: Trace) -> int:
+    """Return how often a tensor and the factors that it is followed by were written into."""
+    factors = trace.factors if isinstance(trace, Product) else ()
+    return sum(map(read_version, (x, *factors)))

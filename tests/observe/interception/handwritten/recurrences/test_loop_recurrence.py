@@ -1,0 +1,568 @@
+"""A loop over tokens that a model writes out is recorded as the matrix of its definition, whatever it is called."""
+
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import regard
+from observe.interception.handwritten.state_loop_forms import (
+    FORMS,
+    LoopLayer,
+    Tokens,
+    compute_matrix,
+    gate,
+    hold_first,
+    write_in_place,
+)
+from observe.recording_checks import EQUAL, assert_same_mechanism, record_and_compare
+from regard.observe import record
+from regard.observe.interception.handwritten.recurrences.loop_check import COARSE, OTHERWISE
+from regard.observe.interception.handwritten.recurrences.loop_recurrence import CHUNKS, GROWS, TIMES
+from regard.observe.interception.handwritten.recurrences.state_loop import CHANGED
+from regard.observe.interception.handwritten.recurrences.token_joiner import BACKWARDS
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+
+
+def define(form: str, tokens: Tokens) -> Tensor:
+    settings = dict(FORMS[form][1])
+    decay = settings.pop("decay", "given")
+    tokens.a = hold_first(tokens.a) if decay == "constant" else torch.ones_like(tokens.a) if decay == "none" else tokens.a
+    return compute_matrix(tokens, **settings)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@settings(max_examples=6, deadline=None)
+@given(
+    b=st.integers(1, 3),
+    h=st.integers(1, 3),
+    t=st.integers(2, 9),
+    d=st.integers(2, 4),
+    e=st.integers(2, 5),
+    seed=st.integers(0, 99),
+)
+@example(b=2, h=1, t=2, d=4, e=5, seed=46)  # the products of a bonus add up to nearly 0
+def test_the_map_of_a_loop_is_the_matrix_of_its_definition(form, b, h, t, d, e, seed):
+    torch.manual_seed(seed)
+    model, x = nn.Sequential(nn.Linear(6, 6), LoopLayer(FORMS[form][0], h, d, e)), torch.randn(b, t, 6)
+    recording, output = record_and_compare(model, lambda model: model(x))
+    assert [call.name for call in recording.calls] == ["1"]
+    found = recording.map(0, kind="implicit")
+    with torch.no_grad():
+        tokens = model[1].project(model[0](x))
+        expected = define(form, tokens)
+    assert found.shape == expected.shape
+    assert (found.dense() - expected).abs().max() < EQUAL * expected.abs().max()
+    assert torch.equal(recording.values(0, kind="implicit"), tokens.v)
+    product = (found @ tokens.v).transpose(1, 2).flatten(2)
+    assert (product - output).abs().max() < EQUAL * output.abs().max()
+    assert found.certificate().error < EQUAL
+
+
+HEAD_ORDERS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], int]] = {  # to heads, back, the axis of tokens
+    "(b, h, t, d)": (lambda x, h: x.unflatten(-1, (h, -1)).transpose(1, 2), lambda y, h: y.transpose(1, 2).flatten(2), 2),
+    "(h, b, t, d)": (
+        lambda x, h: x.unflatten(-1, (h, -1)).permute(2, 0, 1, 3),
+        lambda y, h: y.permute(1, 2, 0, 3).flatten(2),
+        2,
+    ),
+    "(h, b, t, d) by stack": (lambda x, h: torch.stack(x.chunk(h, -1)), lambda y, h: torch.cat([*y], -1), 2),
+    "(h b, t, d)": (lambda x, h: torch.cat(x.chunk(h, -1), 0), lambda y, h: torch.cat(y.chunk(h, 0), -1), 1),
+    "(b h, t, d)": (
+        lambda x, h: x.unflatten(-1, (h, -1)).transpose(1, 2).flatten(0, 1),
+        lambda y, h: y.unflatten(0, (-1, h)).transpose(1, 2).flatten(2),
+        1,
+    ),
+}
+
+
+class OrderedLoop(nn.Module):
+    """A gated loop over tokens whose heads are in an order of axes; their number is stated or not."""
+
+    def __init__(self, order: str, h: int, is_stated: bool) -> None:
+        super().__init__()
+        self.order, self.h, self.one, self.gates = order, h, nn.Linear(6, 3 * h * 4), nn.Linear(6, h)
+        if is_stated:
+            self.num_heads = h
+
+    def forward(self, x: Tensor) -> Tensor:
+        split, join, axis = HEAD_ORDERS[self.order]
+        (q, k, v), gates = self.one(x).chunk(3, -1), self.gates(x).sigmoid()
+        sums = gates.transpose(1, 2).log().cumsum(-1)
+        decays = (sums.unsqueeze(-1) - sums.unsqueeze(-2)).exp().tril()
+        own = (one.unflatten(-1, (self.h, -1)).transpose(1, 2) for one in (q, k))
+        self.expected = (torch.matmul(*(one if n == 0 else one.mT for n, one in enumerate(own))) * decays).detach()
+        tokens = zip(*(split(one, self.h).unbind(axis) for one in (q, k, v, gates)), strict=True)
+        state, outputs = 0, []
+        for query, key, value, gate_of_token in tokens:
+            state = state * gate_of_token.unsqueeze(-1) + key.unsqueeze(-1) * value.unsqueeze(-2)
+            outputs.append((query.unsqueeze(-2) @ state).squeeze(-2))
+        return join(torch.stack(outputs, axis), self.h)
+
+
+@pytest.mark.parametrize("order", HEAD_ORDERS)
+@settings(max_examples=12, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(2, 4), st.booleans())
+def test_heads_of_a_loop_may_stand_before_the_batch(order, b, h, t, is_stated):
+    model = nn.Sequential(OrderedLoop(order, h, is_stated))
+    recording, _ = record_and_compare(model, lambda m: m(torch.randn(b, t, 6)))
+    found = recording.map(0, kind="implicit").dense()
+    torch.testing.assert_close(found, model[0].expected, rtol=0, atol=EQUAL)
+
+
+class Mamba(nn.Module):
+    """A selective scan with the loop of mamba-minimal, or of mamba.py, whose states are read after it."""
+
+    def __init__(self, reads_at_the_end: bool, c: int = 7, n: int = 3):
+        super().__init__()
+        self.inner, self.delta, self.bc = nn.Linear(5, c), nn.Linear(c, c), nn.Linear(c, 2 * n)
+        self.a_log, self.d = nn.Parameter(torch.rand(c, n)), nn.Parameter(torch.ones(c))
+        self.reads_at_the_end = reads_at_the_end
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        u = nn.functional.silu(self.inner(x))
+        b, c = self.bc(u).chunk(2, -1)
+        return u, nn.functional.softplus(self.delta(u)), -torch.exp(self.a_log), b, c
+
+    def forward(self, x: Tensor) -> Tensor:
+        u, delta, a, b, c = self.project(x)
+        if self.reads_at_the_end:
+            decays = torch.exp(delta.unsqueeze(-1) * a)
+            written = (delta.unsqueeze(-1) * b.unsqueeze(2)) * u.unsqueeze(-1)
+        else:
+            decays = torch.exp(torch.einsum("bld,dn->bldn", delta, a))
+            written = torch.einsum("bld,bln,bld->bldn", delta, b, u)
+        state, found = torch.zeros(len(x), *a.shape), []
+        for i in range(x.shape[1]):
+            state = decays[:, i] * state + written[:, i]
+            found.append(state if self.reads_at_the_end else torch.einsum("bdn,bn->bd", state, c[:, i, :]))
+        y = torch.stack(found, dim=1)
+        y = (y @ c.unsqueeze(-1)).squeeze(3) if self.reads_at_the_end else y
+        return y + u * self.d
+
+    def define(self, x: Tensor) -> Tensor:
+        """M_ij = Σ_n C_in B_jn Δ_j exp(A_n Σ_{s=j+1..i} Δ_s), for each channel."""
+        _, delta, a, b, c = self.project(x)
+        sums = delta.cumsum(1)
+        spans = (sums.unsqueeze(2) - sums.unsqueeze(1)).unsqueeze(-1)  # (b, i, j, c, 1)
+        spans = spans.where(torch.ones(x.shape[1], x.shape[1]).tril().bool()[None, :, :, None, None], torch.inf)
+        return torch.einsum("bin,bjn,bjc,bijcn->bcij", c, b, delta, (spans * a).exp())
+
+
+@pytest.mark.parametrize("b", [1, 2])
+@pytest.mark.parametrize("reads_at_the_end", [False, True])
+def test_the_loop_of_mamba_has_a_matrix_for_each_channel_and_factors_that_grow_with_the_tokens(b, reads_at_the_end):
+    model, x = Mamba(reads_at_the_end), torch.randn(b, 11, 5)
+    recording, _ = record_and_compare(model, lambda model: model(x))
+    found = recording.map(0, kind="implicit")
+    with torch.no_grad():
+        expected, (u, delta, _, _, _) = model.define(x), model.project(x)
+    assert (found.dense() - expected).abs().max() < EQUAL
+    assert torch.equal(recording.values(0, kind="implicit").squeeze(-1), u.mT)
+    assert torch.equal(found.mechanism.decay.squeeze(-1), delta.mT)
+    assert found.mechanism.decay.data_ptr() == found.mechanism.key_scale.data_ptr()
+    assert found.mechanism.rates.shape == (1, 7, 1, 3)
+    assert found.certificate().error < EQUAL
+
+
+class ConstantStateSpace(nn.Module):
+    """A state space whose decays, keys and queries are weights, as S4D is. https://arxiv.org/abs/2206.11893"""
+
+    def __init__(self, c: int = 6, n: int = 4):
+        super().__init__()
+        self.a, self.b, self.c = (nn.Parameter(torch.rand(c, n)) for _ in range(3))
+
+    def forward(self, u: Tensor) -> Tensor:
+        decay, state, outputs = torch.exp(-self.a), torch.zeros(len(u), *self.a.shape), []
+        for i in range(u.shape[1]):
+            state = decay * state + self.b * u[:, i, :, None]
+            outputs.append((state * self.c).sum(-1))
+        return torch.stack(outputs, 1)
+
+
+class LeakyIntegrator(nn.Module):
+    """Constant decays, and a constant readout."""
+
+    def __init__(self):
+        super().__init__()
+        self.tau, self.o = nn.Parameter(torch.rand(5)), nn.Parameter(torch.randn(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, outputs = x.new_zeros(*x[:, 0].shape, 5), []
+        for i in range(x.shape[1]):
+            state = self.tau * state + (1 - self.tau) * x[:, i, :, None]
+            outputs.append(state @ self.o)
+        return torch.stack(outputs, 1)
+
+
+@pytest.mark.parametrize("model", [ConstantStateSpace(), LeakyIntegrator()], ids=lambda model: type(model).__name__)
+def test_a_loop_in_which_no_token_decides_any_weight_has_the_matrix_of_its_derivative(model):
+    """It mixes tokens as a convolution does."""
+    x = torch.randn(3, 9, 6)
+    recording, output = record_and_compare(model.double(), lambda model: model(x))
+    found = recording.map(0, kind="implicit")
+    expected = torch.autograd.functional.jacobian(lambda x: model(x).sum(0), x).diagonal(0, 1, 4).permute(1, 3, 0, 2)
+    assert (found.dense().expand(-1, 6, -1, -1) - expected).abs().max() < EQUAL
+    product = torch.einsum("bhij,bjh->bih", found.dense().expand(-1, 6, -1, -1), x)
+    assert (product - output).abs().max() < EQUAL * output.abs().max()
+
+
+@pytest.mark.parametrize("t", [8, 10])
+def test_a_loop_with_constant_weights_over_something_else_than_tokens_is_left_out(t):
+    class Integrator(ConstantStateSpace):
+        def forward(self, u: Tensor) -> Tensor:
+            return super().forward(u.repeat(1, 2, 1)[:, :t])
+
+    recording, _ = record_and_compare(Integrator().double(), lambda model: model(torch.randn(3, 9, 6)))
+    assert not recording.calls
+
+
+class Cell(nn.Module):
+    def forward(self, state: Tensor, q: Tensor, k: Tensor, v: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+        state = a.unsqueeze(-1) * state + k.unsqueeze(-1) * v.unsqueeze(-2)
+        return (q.unsqueeze(-2) @ state).squeeze(-2), state
+
+
+class StatefulLayer(LoopLayer):
+    """A layer that goes on from a state, one token after the other, in a module of its own or in its forward."""
+
+    def __init__(self, has_cell: bool):
+        super().__init__(gate, heads=3, d=2, e=4)
+        self.cell = Cell() if has_cell else Cell().forward
+
+    def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        tokens, outputs = self.project(x), []
+        state = tokens.zeros if state is None else state
+        for i in range(x.shape[1]):
+            output, state = self.cell(state, *(y[:, :, i] for y in (tokens.q, tokens.k, tokens.v, tokens.a)))
+            outputs.append(output)
+        return torch.stack(outputs, 2), state
+
+
+def test_a_loop_that_calls_a_module_for_each_token_is_one_map_of_the_module_that_loops():
+    model, x = nn.Sequential(StatefulLayer(has_cell=True)), torch.randn(2, 7, 6)
+    recording, _ = record_and_compare(model, lambda model: model(x))
+    assert [call.name for call in recording.calls] == ["0"]
+    with torch.no_grad():
+        expected = compute_matrix(model[0].project(x))
+    assert (recording.map(0, kind="implicit").dense() - expected).abs().max() < EQUAL
+
+
+@pytest.mark.parametrize("lengths", [(7, 1, 1, 1), (2, 5, 1, 3)])
+def test_calls_that_continue_a_state_form_the_map_of_one_call(lengths):
+    model, x = StatefulLayer(has_cell=False), torch.randn(2, sum(lengths), 6)
+    with record(model) as recording, torch.no_grad():
+        state = None
+        for part in x.split(lengths, 1):
+            output, state = model(part, state)
+    assert not recording.missed
+    assert len(recording.runs) == 1
+    with torch.no_grad():
+        tokens = model.project(x)
+    found, expected = recording.map(0, kind="implicit"), compute_matrix(tokens)
+    assert (found.dense() - expected).abs().max() < EQUAL
+    assert ((found @ tokens.v)[:, :, -lengths[-1] :] - output).abs().max() < EQUAL
+
+
+@pytest.mark.parametrize("lengths", [(5, 1, 1), (3, 4)])
+@pytest.mark.parametrize("has_cell", [False, True])
+@pytest.mark.parametrize("copy", [Tensor.clone, Tensor.detach, lambda x: x.view(x.shape), lambda x: x.flip(0)])
+def test_calls_that_continue_a_copy_of_a_state_are_followed_or_left_out_without_a_false_reason(copy, has_cell, lengths):
+    model, x = StatefulLayer(has_cell), torch.randn(2, sum(lengths), 6)
+    with record(model) as recording, torch.no_grad():
+        state = None
+        for part in x.split(lengths, 1):
+            _, state = model(part, None if state is None else copy(state))
+    assert not recording.missed
+    with torch.no_grad():
+        expected = compute_matrix(model.project(x[:, : lengths[0]]))
+    found = recording.map(0, kind="implicit")
+    assert (found.dense()[:, :, : lengths[0], : lengths[0]] - expected).abs().max() < EQUAL
+
+
+def test_a_loop_inside_vmap_is_neither_recorded_nor_missed():
+    class Mapped(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            def read(x: Tensor) -> Tensor:
+                state, outputs = torch.zeros(6, 6), []
+                for one in x.unbind(0):
+                    state = state + one.unsqueeze(-1) * one
+                    outputs.append(one @ state)
+                return torch.stack(outputs)
+
+            return torch.vmap(read)(x)
+
+    recording, _ = record_and_compare(Mapped(), lambda model: model(torch.randn(2, 5, 6)))
+    assert not recording.calls
+
+
+def test_what_was_added_to_a_tensor_is_freed_with_it():
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            added.append(weakref.ref((a := self.a(x.mean(1))).untyped_storage()))
+            return x + a.unsqueeze(1) * self.b(x.mean(2)).unsqueeze(2)
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(Layer() for _ in range(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = torch.tanh(layer(x))
+                assert not any(one() is not None for one in added)
+            return x
+
+    added: list[object] = []
+    with torch.no_grad():
+        record_and_compare(Net(), lambda model: model(torch.randn(2, 6, 6)))
+
+
+def test_a_product_that_is_flattened_is_not_made_again():
+    class Flat(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return (x.unsqueeze(2) * y.unsqueeze(1)).reshape(len(x), -1).sum(-1)
+
+    model, x = Flat(), torch.randn(3, 64)
+    with torch.no_grad(), torch.profiler.profile(profile_memory=True) as plain:
+        model(x, x)
+    with record(model), torch.no_grad(), torch.profiler.profile(profile_memory=True) as seen:
+        model(x, x)
+    most = x.numel() * 64 * x.element_size()
+    made = [[event for event in one.events() if event.name == "aten::empty"] for one in (plain, seen)]
+    counts = [sum(event.cpu_memory_usage >= most for event in events) for events in made]
+    assert counts[0] == counts[1]
+
+
+def test_a_state_from_before_the_recording_is_missed_by_its_reason():
+    model, x = StatefulLayer(has_cell=False), torch.randn(2, 9, 6)
+    with torch.no_grad():
+        _, state = model(x[:, :4])
+        with pytest.warns(UserWarning, match="enter record before the prompt"), record(model) as recording:
+            model(x[:, 4:], state)
+    assert not recording.calls
+    assert len(recording.missed) == 1
+
+
+@pytest.mark.parametrize("form", ["a bonus", "a delta rule"])
+def test_a_saved_map_of_a_loop_is_the_same(form, tmp_path):
+    model = nn.Sequential(LoopLayer(FORMS[form][0], 2, 3, 4))
+    recording, _ = record_and_compare(model, lambda model: model(torch.randn(2, 5, 6)))
+    recording.save(tmp_path / "recording")
+    found, loaded = (one.map(0, kind="implicit") for one in (recording, regard.load(tmp_path / "recording")))
+    assert_same_mechanism(loaded, found)
+    assert max(one.certificate().error for one in (loaded, found)) < EQUAL
+
+
+def grow(x: Tokens) -> Tensor:
+    x.a = 1 + x.a
+    return write_in_place(x)
+
+
+def read_by_several_queries(x: Tokens) -> Tensor:
+    state, outputs = x.zeros, []
+    for i in range(x.q.shape[2]):
+        state = x.a[:, :, i, :, None] * state + x.k[:, :, i, :, None] * x.v[:, :, i, None]
+        outputs.append(x.q @ state)
+    return sum(outputs)
+
+
+def read_twice(x: Tokens) -> Tensor:
+    state, outputs = x.zeros, []
+    for i in range(x.q.shape[2]):
+        state = x.a[:, :, i, :, None] * state + x.k[:, :, i, :, None] * x.v[:, :, i, None]
+        outputs += [(x.q[:, :, i, None] @ state).squeeze(2)] * 2 if i else []
+        outputs[-1:] = [(x.k[:, :, i, None] @ state).squeeze(2)]
+    return torch.stack(outputs, 2)
+
+
+def run_backwards(x: Tokens) -> Tensor:
+    """With later tokens first, which would be the first rows of a map."""
+    state, outputs = x.zeros, []
+    for i in reversed(range(x.q.shape[2])):
+        state = x.a[:, :, i, :, None] * state + x.k[:, :, i, :, None] * x.v[:, :, i, None]
+        outputs.append((x.q[:, :, i, None] @ state).squeeze(2))
+    return torch.stack(outputs[::-1], 2)
+
+
+REASONS = [(grow, GROWS), (read_by_several_queries, CHUNKS), (read_twice, TIMES.format(5, 9)), (run_backwards, BACKWARDS)]
+
+
+@pytest.mark.parametrize(("form", "reason"), REASONS)
+def test_a_loop_that_is_not_read_is_missed_by_its_reason(form, reason):
+    model, x = nn.Sequential(LoopLayer(form, 2, 3, 4)), torch.randn(2, 5, 6)
+    recording, _ = record_and_compare(model, lambda model: model(x), missing=True)
+    assert not recording.calls
+    assert [(one.module, one.reason) for one in recording.missed] == [("0", reason)]
+
+
+class OwnGRU(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.x, self.h = nn.Linear(6, 12), nn.Linear(4, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, outputs = torch.zeros(len(x), 4), []
+        for i in range(x.shape[1]):
+            (a, b, c), (d, e, f) = self.x(x[:, i]).chunk(3, -1), self.h(state).chunk(3, -1)
+            z = torch.sigmoid(b + e)
+            state = (1 - z) * torch.tanh(c + torch.sigmoid(a + d) * f) + z * state
+            outputs.append(state)
+        return torch.stack(outputs, 1)
+
+
+class SquashedMemory(LoopLayer):
+    """A state of products of keys with values that a nonlinear function changes at each token."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens, outputs = self.project(x), []
+        state = tokens.zeros
+        for i in range(x.shape[1]):
+            state = torch.tanh(state + tokens.k[:, :, i, :, None] * tokens.v[:, :, i, None])
+            outputs.append((tokens.q[:, :, i, None] @ state).squeeze(2))
+        return torch.stack(outputs, 2)
+
+
+@pytest.mark.parametrize(
+    "model", [nn.GRU(6, 4), nn.LSTM(6, 4, batch_first=True), nn.RNN(6, 4), OwnGRU(), SquashedMemory(gate, 2, 3, 4)], ids=repr
+)
+def test_recurrent_networks_whose_states_are_no_sums_over_tokens_are_neither_recorded_nor_missed(model):
+    recording, _ = record_and_compare(nn.Sequential(model.double()), lambda model: model(torch.ones(2, 5, 6)))
+    assert not recording.calls
+
+
+def test_layers_that_start_from_the_same_zeros_are_apart():
+    class Stack(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(StatefulLayer(has_cell=False) for _ in range(2))
+
+        def forward(self, x: Tensor) -> list[Tensor]:
+            zeros = self.layers[0].project(x).zeros
+            return [layer(x, zeros)[0] for layer in self.layers]
+
+    model, x = Stack(), torch.randn(2, 5, 6)
+    recording, _ = record_and_compare(model, lambda model: model(x))
+    assert recording.layers("implicit") == ["layers.0", "layers.1"]
+    for n, layer in enumerate(model.layers):
+        with torch.no_grad():
+            expected = compute_matrix(layer.project(x))
+        assert (recording.map(n, kind="implicit").dense() - expected).abs().max() < EQUAL
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_states_that_are_rounded_are_recorded(dtype):
+    model, x = nn.Sequential(LoopLayer(gate, 2, 16, 16)).to(dtype), torch.randn(2, 150, 6, dtype=dtype)
+    recording, _ = record_and_compare(model, lambda model: model(x))
+    assert recording.map(0, kind="implicit").certificate().error < 150 * torch.finfo(dtype).eps
+
+
+def return_states(x: Tokens, pass_on: Callable[[Tensor], Tensor]) -> Tensor:
+    state, outputs = x.zeros, []
+    for i in range(x.q.shape[2]):
+        state = pass_on(x.a[:, :, i, :, None] * state + x.k[:, :, i, :, None] * x.v[:, :, i, None])
+        outputs.append((x.q[:, :, i, None] @ state).squeeze(2))
+    return torch.stack(outputs, 2)
+
+
+def write_to_out(x: Tokens) -> Tensor:
+    state, outputs = x.zeros, []
+    for i in range(x.q.shape[2]):
+        torch.mul(x.a[:, :, i, :, None], state, out=state)
+        torch.add(x.k[:, :, i, :, None] * x.v[:, :, i, None], state, out=state)
+        outputs.append((x.q[:, :, i, None] @ state).squeeze(2))
+    return torch.stack(outputs, 2)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda x: return_states(x, Tensor.contiguous),
+        lambda x: return_states(x, lambda state: state.to(state.dtype)),
+        lambda x: return_states(x, Tensor.clone),
+        write_to_out,
+    ],
+)
+def test_states_that_a_function_returns_as_they_are_or_writes_to_out_are_followed(form):
+    model, x = nn.Sequential(LoopLayer(form, 2, 3, 4)), torch.randn(2, 7, 6)
+    with torch.no_grad():
+        recording, _ = record_and_compare(model, lambda model: model(x))
+        expected = compute_matrix(model[0].project(x))
+    assert (recording.map(0, kind="implicit").dense() - expected).abs().max() < EQUAL
+
+
+def change_queries_after(x: Tokens) -> Tensor:
+    output = write_in_place(x)
+    x.q.masked_fill_((torch.arange(len(x.q)) == 3).view(-1, 1, 1, 1), 0)
+    return output
+
+
+def change_keys_after(x: Tokens) -> Tensor:
+    output = write_in_place(x)
+    x.k[3] = 0
+    return output
+
+
+def change_keys_to_nan(x: Tokens) -> Tensor:
+    output = write_in_place(x)
+    x.k[3] = torch.nan
+    return output
+
+
+def reuse_keys(x: Tokens) -> Tensor:
+    state, outputs, k = x.zeros, [], torch.empty_like(x.k[:, :, 0])
+    for i in range(x.q.shape[2]):
+        k.copy_(x.k[:, :, i])
+        state = x.a[:, :, i, :, None] * state + k.unsqueeze(-1) * x.v[:, :, i, None]
+        outputs.append((x.q[:, :, i, None] @ state).squeeze(2))
+    return torch.stack(outputs, 2)
+
+
+def change_states(x: Tokens, change: Callable[[Tensor], object]) -> Tensor:
+    state, outputs = x.zeros, []
+    for i in range(x.q.shape[2]):
+        state = x.a[:, :, i, :, None] * state + x.k[:, :, i, :, None] * x.v[:, :, i, None]
+        outputs.append((x.q[:, :, i, None] @ state).squeeze(2))
+        if i == 3:
+            change(state)
+    return torch.stack(outputs, 2)
+
+
+def reset_row(x: Tokens) -> Tensor:
+    return change_states(x, lambda state: state.select(0, 3).zero_())
+
+
+def reset_row_of_view(x: Tokens) -> Tensor:
+    return change_states(x, lambda state: state.view(len(state), -1)[3].zero_())
+
+
+@pytest.mark.parametrize("runs_in_inference_mode", [False, True])
+@pytest.mark.parametrize(
+    "form", [change_queries_after, change_keys_after, change_keys_to_nan, reuse_keys, reset_row, reset_row_of_view]
+)
+def test_a_loop_whose_tensors_are_written_into_is_missed_by_its_reason(form, runs_in_inference_mode):
+    model, x = nn.Sequential(LoopLayer(form, 2, 3, 4)), torch.randn(20, 7, 6)
+    with torch.inference_mode() if runs_in_inference_mode else torch.no_grad():
+        recording, _ = record_and_compare(model, lambda model: model(x), missing=True)
+    assert not recording.calls
+    (missed,) = recording.missed
+    assert missed.reason.startswith(OTHERWISE[:19] if runs_in_inference_mode else CHANGED)
+
+
+@pytest.mark.parametrize("tokens", [16, 150, 600])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_loop_of_rounded_states_with_other_keys_is_not_recorded(dtype, tokens):
+    model, x = nn.Sequential(LoopLayer(reuse_keys, 1, 8, 8)).to(dtype), torch.randn(1, tokens, 6, dtype=dtype)
+    with torch.inference_mode():
+        recording, _ = record_and_compare(model, lambda model: model(x), missing=True)
+    assert not recording.calls
+    assert recording.missed[0].reason.startswith((OTHERWISE[:19], COARSE[:20]))
