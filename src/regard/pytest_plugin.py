@@ -40,7 +40,7 @@ class Examined:
     @cached_property
     def layers(self) -> list[str]:
         """The names of a model's attention layers; empty for a single layer or a function."""
-        from regard.examination.whole_model import list_attention_layers
+        from regard.examination.whole_models.whole_model import list_attention_layers
 
         return list_attention_layers(self.subject, self.settings.get("sample"))
 

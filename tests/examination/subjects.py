@@ -4,9 +4,9 @@ import torch
 from torch import nn
 
 from regard import Causal
-from regard.examination import inputs
-from regard.examination.adapters import iterate_adapters
 from regard.examination.case import Case
+from regard.examination.subject import inputs
+from regard.examination.subject.adapters import iterate_adapters
 
 D_IN, D_OUT = 7, 5
 

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from regard.examination.adapters import find_held_module, get_uncompiled
 from regard.examination.report import Report
+from regard.examination.subject.adapters import find_held_module, get_uncompiled
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 INCONCLUSIVE = "inconclusive"

@@ -26,12 +26,13 @@ from regard.cli.examine_formats import render_annotations, render_sarif
 from regard.cli.examine_subject import find_object, make_subject
 from regard.cli.progress_bar import show_bar
 from regard.errors import ConfigError, DataError, RegardError
-from regard.examination import interruption, whole_model
+from regard.examination import interruption
 from regard.examination.baseline import apply_allowances, format_baseline, list_allowances, read_baseline
 from regard.examination.examine import examine_step_by_step, examine_within_limit
 from regard.examination.progress import ExaminationProgress, Line
 from regard.examination.report import WIDTH, Report
 from regard.examination.time_limit import UNLIMITED
+from regard.examination.whole_models import whole_model
 from regard.mechanism import Mask
 from regard.show.report_html import render_document
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 from torch import Tensor
 
 from regard.errors import ConfigError
-from regard.examination import inputs
-from regard.examination.adapters import SubjectAdapter, SubjectError
-from regard.examination.attention_output import AttentionOutput
-from regard.examination.call_conventions import AttentionFunction
 from regard.examination.case import Case
 from regard.examination.probe_runner import run_probes
 from regard.examination.report import Report
+from regard.examination.subject import inputs
+from regard.examination.subject.adapters import SubjectAdapter, SubjectError
+from regard.examination.subject.attention_output import AttentionOutput
+from regard.examination.subject.call_conventions import AttentionFunction
 
 HEADS_SECOND = "examine(lambda q, k, v: {}(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2))"
 HEADLESS = "It is correct on tensors (b, t, d). If they are intended: examine({}, sample=(q, k, v)) with three axes each."

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from regard.examination import dependency, mask_requirements
-from regard.examination.adapters import ShapeChangedError, SubjectAdapter, SubjectError
-from regard.examination.attention_output import AttentionOutput
+from regard.examination.call_reading.inner_calls import NOTHING, InnerCall, RecordedCalls, record_inner_calls
+from regard.examination.call_reading.mixing_functions import MixingFunction, find_mixing_function
 from regard.examination.dependency import Dependency
-from regard.examination.dtype_constants import keep_eps
 from regard.examination.identify.value_reading import read_weights_by_values
-from regard.examination.inner_calls import NOTHING, InnerCall, RecordedCalls, record_inner_calls
-from regard.examination.inputs import InputShapes, format_shapes
-from regard.examination.mixing_functions import MixingFunction, find_mixing_function
-from regard.examination.restore_state import preserve_random_states, seed_generators
+from regard.examination.subject.adapters import ShapeChangedError, SubjectAdapter, SubjectError
+from regard.examination.subject.attention_output import AttentionOutput
+from regard.examination.subject.dtype_constants import keep_eps
+from regard.examination.subject.inputs import InputShapes, format_shapes
+from regard.examination.subject.restore_state import preserve_random_states, seed_generators
 from regard.mechanism import Mask
 from regard.mechanism.mask_algebra import Offset
 

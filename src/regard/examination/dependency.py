@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.examination.adapters import SubjectError
-from regard.examination.restore_state import seed_generators
+from regard.examination.subject.adapters import SubjectError
+from regard.examination.subject.restore_state import seed_generators
 
 Context = Callable[..., Tensor]  # inputs -> (b, t, c)
 Inputs = tuple[Tensor, ...]

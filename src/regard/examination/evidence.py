@@ -5,7 +5,7 @@ import torch
 from regard.examination import dependency
 from regard.examination.case import Case
 from regard.examination.identify import weight_reading
-from regard.examination.restore_state import seed_generators
+from regard.examination.subject.restore_state import seed_generators
 
 ALONE = (
     "the attention alone, without a residual, norm, rotary or activation, with projections named W_query, q_proj, to_q or qkv; "

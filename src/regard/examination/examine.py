@@ -9,27 +9,27 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.errors import ConfigError, RegardError
-from regard.examination import (
-    axis_order,
-    inputs,
-    interruption,
-    recorded_model,
-    source_checks,
-    stateful_calls,
-    whole_model,
-    zero_weights,
-)
-from regard.examination.adapters import SubjectAdapter, find_held_module, get_subject_name, get_uncompiled, iterate_adapters
-from regard.examination.call_conventions import bind_arguments, list_required_arguments, parse_roles
+from regard.examination import axis_order, interruption
+from regard.examination.call_checks import source_checks
 from regard.examination.case import Case
 from regard.examination.identify import match
-from regard.examination.inplace_writes import watch_writes
 from regard.examination.probe_runner import run_probes
 from regard.examination.probes.raises import report_refusal
 from regard.examination.progress import ExaminationProgress
 from regard.examination.report import Checked, Finding, Report, Unknown
-from regard.examination.restore_state import preserve_state
+from regard.examination.subject import inputs, stateful_calls, zero_weights
+from regard.examination.subject.adapters import (
+    SubjectAdapter,
+    find_held_module,
+    get_subject_name,
+    get_uncompiled,
+    iterate_adapters,
+)
+from regard.examination.subject.call_conventions import bind_arguments, list_required_arguments, parse_roles
+from regard.examination.subject.inplace_writes import watch_writes
+from regard.examination.subject.restore_state import preserve_state
 from regard.examination.time_limit import UNLIMITED, TimeLimit, TimeLimitError
+from regard.examination.whole_models import recorded_model, whole_model
 from regard.mechanism import Causal, Mask
 from regard.mechanism.arguments import check_flag, check_floating, check_number, check_sequence
 from regard.mechanism.mask_algebra import check_mask

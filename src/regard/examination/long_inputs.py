@@ -7,8 +7,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from regard.examination import dependency, evidence, log_scale, mask_requirements
-from regard.examination.adapters import SubjectError
+from regard.examination import dependency, evidence, mask_requirements
+from regard.examination.call_reading import log_scale
 from regard.examination.case import Case
 from regard.examination.identify.formula import format_formula
 from regard.examination.identify.match import CLOSE, LOOSE, Match
@@ -16,6 +16,7 @@ from regard.examination.identify.trial import Trial, make_function_trial, make_t
 from regard.examination.identify.variants import compute_context, find_blind_queries
 from regard.examination.position_factors import find_position_factors
 from regard.examination.report import Finding, Unknown
+from regard.examination.subject.adapters import SubjectError
 
 LENGTHS = (40, 100, 128, 200, 257)  # tokens: whole and partial blocks of 16, 32, 64 and 128
 ONE, WIDE = (200,), 2048  # the only length tried for layers wider than WIDE, where each takes seconds

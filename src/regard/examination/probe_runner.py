@@ -4,13 +4,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from regard.examination import evidence, inner_attention, suggestions
-from regard.examination.adapters import SubjectError
+from regard.examination import evidence, suggestions
 from regard.examination.case import Case
-from regard.examination.inputs import get_first_line
 from regard.examination.probes import PROBES, Probe, blind, pattern
 from regard.examination.progress import ExaminationProgress
 from regard.examination.report import UNUSED_HEADS, Checked, Finding, Report, Unknown, Visibility
+from regard.examination.subject.adapters import SubjectError
+from regard.examination.subject.inputs import get_first_line
+from regard.examination.whole_models import inner_attention
 
 EACH = 3  # findings of one cause
 NAMED = 2.0  # the strength of findings by the identified formula

@@ -4,11 +4,11 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from regard.examination import inputs
-from regard.examination.adapters import format_module_path, iterate_adapters
 from regard.examination.case import Case
 from regard.examination.identify import match
-from regard.examination.restore_state import preserve_state
+from regard.examination.subject import inputs
+from regard.examination.subject.adapters import format_module_path, iterate_adapters
+from regard.examination.subject.restore_state import preserve_state
 from regard.mechanism import Mask
 from regard.mechanism.mask_algebra import Offset
 

@@ -3,11 +3,11 @@
 import torch
 
 from regard import Causal
-from regard.examination.adapters import iterate_adapters
 from regard.examination.case import Case
 from regard.examination.examine import get_stated_scale
 from regard.examination.identify.match import identify_formula
-from regard.examination.inputs import find_working_inputs
+from regard.examination.subject.adapters import iterate_adapters
+from regard.examination.subject.inputs import find_working_inputs
 
 
 def make_layer(make, *args, seed=0):

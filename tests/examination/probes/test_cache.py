@@ -10,8 +10,9 @@ from examination import wrong_positions as wrong
 from examination.subjects import Layer, case_of, hiding, kinds, later
 from observe.models import CACHE
 from regard import Everything, MultiHeadAttention
-from regard.examination import cached_decoding, examine
+from regard.examination import examine
 from regard.examination.probes.cache import check_case
+from regard.examination.whole_models import cached_decoding
 
 
 class Cached(Layer):

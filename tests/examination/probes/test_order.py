@@ -9,9 +9,9 @@ from examination.identify import cases
 from examination.right_plain import Alibi, LearnedBias, Positions, Rotary, Sinusoids
 from examination.subjects import Layer, case_of, hiding, kinds, later
 from regard import Everything, Window, attention
-from regard.examination.position_tensors import find_position_tensors
 from regard.examination.probes.order import check_case
 from regard.examination.report import Checked, Finding, Unknown
+from regard.examination.subject.position_tensors import find_position_tensors
 
 
 def run_probe(subject, *args, **options):

@@ -8,10 +8,10 @@ from examination.identify.functions import HARMLESS, attention
 from examination.identify.layers import SINGLE, Plain, nothing, wrong
 from examination.identify.test_weight_reading import Shown
 from regard import Everything
+from regard.examination.call_checks.scale_checks import is_near
+from regard.examination.call_reading.rotary_reading import describe_no_rotation
 from regard.examination.probes.scale import check_case
 from regard.examination.report import Checked, Finding, Unknown
-from regard.examination.rotary_reading import describe_no_rotation
-from regard.examination.scale_checks import is_near
 
 
 def run_probe(subject, *args, **options):

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.examination.adapters import SubjectAdapter
 from regard.examination.identify.projection_layouts import parse_matrix_role
+from regard.examination.subject.adapters import SubjectAdapter
 
 NEAR = 1e-9  # of the largest number, in float64
 PARTS = {"v": 1, "kv": 2, "qkv": 3}  # equal parts of a projection's columns, of which the values are the last

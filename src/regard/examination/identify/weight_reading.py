@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regard.examination.call_reading.least_squares import solve_least_squares
 from regard.examination.case import Case
 from regard.examination.identify.trial import Trial, iterate_trials, make_target
-from regard.examination.least_squares import solve_least_squares
 from regard.mechanism.heads import join, share, split
 
 LINEAR = 2e-2  # relative residual of log weights above which they are no multiple of q kᵀ plus a constant

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError
-from regard.examination.attention_output import get_fields
 from regard.examination.kernel_checks.formula import AttentionFormula, get_allowed_error, measure_error
 from regard.examination.report import Finding
+from regard.examination.subject.attention_output import get_fields
 
 LN2 = math.log(2)
 NEAR = 3e-3  # of the largest number: how closely a variant fits

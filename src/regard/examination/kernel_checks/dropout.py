@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.examination.kernel_checks.auxiliary import split_output
 from regard.examination.kernel_checks.shapes import KernelShape, KernelTask
 from regard.examination.report import Checked, Finding
-from regard.examination.restore_state import seed_generators
+from regard.examination.subject.restore_state import seed_generators
 
 TOKENS = 64
 SURE = 6.0  # standard errors of a rate

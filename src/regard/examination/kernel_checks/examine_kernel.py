@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError
-from regard.examination.adapters import get_subject_name
 from regard.examination.evidence import format_numbers
-from regard.examination.inputs import get_first_line
 from regard.examination.kernel_checks import dropout as dropout_check
 from regard.examination.kernel_checks.auxiliary import WORDS, Auxiliary, check_auxiliary, split_output
 from regard.examination.kernel_checks.context import find_wrong_context
@@ -22,6 +20,8 @@ from regard.examination.kernel_checks.shapes import KernelShape, KernelTask, Off
 from regard.examination.probe_runner import rank_findings
 from regard.examination.probes.raises import report_refusal
 from regard.examination.report import Checked, Finding, Report, Unknown
+from regard.examination.subject.adapters import get_subject_name
+from regard.examination.subject.inputs import get_first_line
 from regard.mechanism import EVERYTHING, Causal, Mask
 from regard.mechanism.arguments import (
     check_choice,

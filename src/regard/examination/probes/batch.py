@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 
-from regard.examination import batch_places, evidence
-from regard.examination.adapters import SubjectError
+from regard.examination import evidence
 from regard.examination.case import Case
 from regard.examination.report import Checked, Finding, Unknown
+from regard.examination.subject.adapters import SubjectError
+from regard.examination.whole_models import batch_places
 
 CURE = (
     "Keep the batch on its own axis: torch modules take (t, b, c) unless batch_first=True, and view or reshape must not mix "

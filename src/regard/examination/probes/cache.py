@@ -5,10 +5,11 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.examination import cached_decoding, evidence
-from regard.examination.attention_output import extract_output
+from regard.examination import evidence
 from regard.examination.case import Case
 from regard.examination.report import Checked, Finding, Unknown
+from regard.examination.subject.attention_output import extract_output
+from regard.examination.whole_models import cached_decoding
 from regard.mechanism import Causal
 
 

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from regard.examination import dependency, evidence
-from regard.examination.call_conventions import AttentionFunction
 from regard.examination.case import Case, join_context_heads
 from regard.examination.report import Checked, Finding, Unknown
-from regard.examination.restore_state import seed_generators
+from regard.examination.subject.call_conventions import AttentionFunction
+from regard.examination.subject.restore_state import seed_generators
 
 DRAWS, PART = 4096, 512  # sequences in training mode, and how many of them at most at a time
 MANY = 64  # sequences, of which one has something dropped even if that is rare

@@ -5,13 +5,14 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from regard.examination import evidence, head_checks
+from regard.examination import evidence
+from regard.examination.call_checks import head_checks
+from regard.examination.call_reading.stated_heads import describe_exchanged_axes
 from regard.examination.case import Case
 from regard.examination.identify import formula, weight_reading
 from regard.examination.identify.match import Match
 from regard.examination.identify.mistakes import CAUSES, SPLIT, describe_mixed_heads, find_mistake
 from regard.examination.report import Checked, Finding, Unknown
-from regard.examination.stated_heads import describe_exchanged_axes
 
 WHAT = "heads are independent"
 APART = "Keep the axis of heads separate in every product and view: q, k and v are (b, h, t, d) throughout."

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from regard.examination import dependency, evidence, long_inputs, mask_requirements
-from regard.examination import inputs as shapes
 from regard.examination.case import Case
 from regard.examination.long_inputs import LongInputs
 from regard.examination.probes import batch
 from regard.examination.report import Checked, Finding, Unknown
-from regard.examination.restore_state import read_random_states, seed_generators
+from regard.examination.subject import inputs as shapes
+from regard.examination.subject.restore_state import read_random_states, seed_generators
 
 LONGEST, SHORT = 1100, 64  # tokens
 BLOCKS = 32  # tokens, from which a kernel may work in blocks

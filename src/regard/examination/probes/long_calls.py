@@ -4,10 +4,12 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from regard.examination import bias_reading, log_scale, mask_requirements, scale_checks
+from regard.examination import mask_requirements
+from regard.examination.call_checks import scale_checks
+from regard.examination.call_reading import bias_reading, log_scale
+from regard.examination.call_reading.inner_calls import InnerCall
+from regard.examination.call_reading.projection_source import read_source
 from regard.examination.case import Case
-from regard.examination.inner_calls import InnerCall
-from regard.examination.projection_source import read_source
 from regard.examination.report import Checked, Finding, count_calls
 
 WHAT = "calls of longer inputs have the scale, the positions and the mask of shorter ones"

@@ -7,20 +7,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.examination import (
-    bucket_reading,
-    evidence,
-    frequency_reading,
-    mask_requirements,
-    position_checks,
-    position_tensors,
-    slope_checks,
-    table_reading,
-)
-from regard.examination.adapters import SubjectError
+from regard.examination import evidence, mask_requirements
+from regard.examination.call_checks import position_checks, slope_checks
+from regard.examination.call_reading import bucket_reading, frequency_reading, table_reading
 from regard.examination.case import Case, copy_subject_as_double
 from regard.examination.identify import weight_reading
 from regard.examination.report import Checked, Finding, Unknown
+from regard.examination.subject import position_tensors
+from regard.examination.subject.adapters import SubjectError
 from regard.mechanism import Causal
 
 SHARE = {torch.float64: 1e-6, torch.float32: 1e-4}  # of how far an output moves if the same tokens are replaced

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from regard.examination import dependency, evidence, mask_requirements
+from regard.examination.call_reading.inner_calls import record_inner_calls
 from regard.examination.case import Case
 from regard.examination.identify.trial import make_function_trial, make_seeded_target, make_trial
-from regard.examination.inner_calls import record_inner_calls
-from regard.examination.norm_modules import is_norm
 from regard.examination.probes.gradient import format_names
 from regard.examination.report import Checked, Finding, Unknown
+from regard.examination.subject.norm_modules import is_norm
 
 SCORES, HALF = (1e2, 1e3, 1e4), (1e2,)  # half precision, and the products of a right layer in it, end at 65504
 SIZES, HALF_SIZES = (4.0, 16.0, 64.0, 256.0), (4.0, 16.0)  # of inputs, if scores are not known

@@ -6,10 +6,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.examination import routing
 from regard.examination.case import Case, copy_subject_as_double, join_context_heads
-from regard.examination.dtype_constants import use_constants_of
 from regard.examination.report import Checked, Finding, Unknown
+from regard.examination.subject import routing
+from regard.examination.subject.dtype_constants import use_constants_of
 
 STEPS, CURVED = (4e-3, 5e-4), 10.0  # of an input; the most that a smooth output bends, per step and relative to its change
 SHAKES = 2  # how often inputs and weights are perturbed by a rounding, before an error is too large

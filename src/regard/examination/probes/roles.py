@@ -4,7 +4,9 @@ from collections.abc import Iterator
 
 import torch
 
-from regard.examination import evidence, role_checks, shared_sources, token_shift
+from regard.examination import evidence
+from regard.examination.call_checks import role_checks
+from regard.examination.call_reading import shared_sources, token_shift
 from regard.examination.case import Case
 from regard.examination.identify import formula, weight_reading
 from regard.examination.identify.match import Match

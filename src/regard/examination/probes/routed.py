@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from regard.examination import dependency
-from regard.examination.adapters import SubjectError
 from regard.examination.case import Case
 from regard.examination.probes.lengths import replace_tokens
 from regard.examination.report import Checked, Finding, Unknown
-from regard.examination.routing import RoutingRecorder, has_equal_choices, record_routing
+from regard.examination.subject.adapters import SubjectError
+from regard.examination.subject.routing import RoutingRecorder, has_equal_choices, record_routing
 
 LENGTHS, SEEDS, SIZES = (40, 129), 12, (0.25, 1.0, 4.0)  # tokens; inputs of each length; sizes of the tokens put in
 STEPS = 20  # bisections towards the input at which a choice changes

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 
-from regard.examination import evidence, log_scale, scale_checks, value_scale
+from regard.examination import evidence
+from regard.examination.call_checks import scale_checks, value_scale
+from regard.examination.call_reading import log_scale
 from regard.examination.case import Case
 from regard.examination.identify import formula, weight_reading
 from regard.examination.identify.match import Match

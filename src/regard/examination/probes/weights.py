@@ -5,7 +5,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from regard.examination import evidence, log_weights, matrix_checks, row_checks, sink_reading, weight_formulas
+from regard.examination import evidence
+from regard.examination.call_checks import row_checks
+from regard.examination.call_reading import log_weights, matrix_checks, sink_reading, weight_formulas
 from regard.examination.case import Case
 from regard.examination.identify import formula, weight_reading
 from regard.examination.identify.match import Match

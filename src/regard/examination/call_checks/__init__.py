@@ -1,0 +1,1 @@
+"""Checks of recorded attention calls against the projections: scale, rows, heads, roles and positions."""

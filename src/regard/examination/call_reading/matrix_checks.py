@@ -1,0 +1,238 @@
+"""Explain weights that are no softmax: another axis, softmaxes that are added, or what was done after the softmax."""
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from regard.examination.call_reading.inner_calls import RecordedCalls, WeightMatrix
+from regard.examination.call_reading.least_squares import solve_least_squares
+from regard.examination.call_reading.mixing_functions import follow_modules
+from regard.examination.call_reading.score_changes import ProductRecorder, explain_scores
+from regard.examination.identify.mistakes import AXES, MASK, NORMS, ROLES, SOFTMAX
+from regard.examination.report import Finding
+
+NEAR = {torch.float64: 1e-9, torch.float32: 1e-4}  # of sums that are one, and of weights that are equal
+MOST = 2**22  # numbers of a softmax that is kept
+BIAS = "Add the bias to the scores before the softmax: weights = torch.softmax(scores + bias, dim=-1)."
+SUMS = ("add", "sub", "rsub", "iadd", "isub", "radd", "subtract")
+MINUS = "Differential attention subtracts the second softmax: weights = first - lambda_ * second."
+TURN = "Multiply the weights (q, k) by the values, without a transpose: context = weights @ v."
+AFTER = "Scale the scores before the softmax, not the weights after it."
+ONCE = f"Apply the softmax once, over the keys: {SOFTMAX}."
+
+
+class SoftmaxCall(NamedTuple):
+    """A softmax that ran: the module, what it was given and what it made, as (b, h, q, k)."""
+
+    module: str
+    given: Tensor
+    made: Tensor
+
+
+class ContextRecorder(TorchFunctionMode):
+    """A torch function mode that keeps the contexts of kernels, and the sums and differences of tensors of their size."""
+
+    def __init__(self, running: list[str]) -> None:
+        super().__init__()
+        self.running, self.contexts, self.sums = running, dict[str, list[Tensor]](), list[tuple[str, Tensor]]()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name, where = getattr(func, "__name__", ""), self.running[-1] if self.running else ""
+        if name == "scaled_dot_product_attention":
+            self.contexts.setdefault(where, []).append(result.detach().clone())
+        elif name.strip("_") in SUMS and isinstance(result, Tensor):
+            made = self.contexts.get(where, [])
+            if len(made) == 2 and result.shape == made[0].shape:
+                self.sums.append((where, result.detach().clone()))
+        return result
+
+
+class SoftmaxRecorder(TorchFunctionMode):
+    """A torch function mode that keeps each softmax of three or four axes."""
+
+    def __init__(self, running: list[str]) -> None:
+        super().__init__()
+        self.running, self.calls = running, list[SoftmaxCall]()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "") != "softmax" or not isinstance(result, Tensor) or not args:
+            return result
+        if result.dim() in (3, 4) and result.numel() <= MOST:
+            given, made = (x.detach().clone().unsqueeze(1) if x.dim() == 3 else x.detach().clone() for x in (args[0], result))
+            self.calls.append(SoftmaxCall(self.running[-1] if self.running else "", given, made))
+        return result
+
+
+def check_matrices(module: nn.Module, run: Callable[[], object], recorded: RecordedCalls) -> Iterator[Finding]:
+    """Yield the mistakes that explain weights that are no softmax, or a softmax of a softmax."""
+    added = find_added_context(module, run, recorded)
+    if added is not None:
+        yield added
+        return
+    if not recorded.matrices and not any(one.is_stored_as_weights for one in recorded.calls):
+        return
+    softmaxes, products = record_softmaxes(module, run)
+    for one in recorded.matrices:
+        wrong = (
+            find_transposed_weights(one, softmaxes)
+            or find_wrong_axis(one)
+            or find_added_softmax(module, one)
+            or find_change_after(one, softmaxes)
+        )
+        if wrong is not None:
+            kind, does, cure = wrong
+            yield Finding(kind, f"in {one.name or 'the layer'} {does}", cure, 1.7, "softmax", one.name)
+            return
+    twice = find_second_softmax(softmaxes)
+    if twice is not None:
+        yield Finding("not normalised", f"in {twice or 'the layer'} {NORMS['twice']}", ONCE, 1.7, "softmax", twice)
+        return
+    yield from find_changed_scores(softmaxes, products)
+
+
+def check_function(call: Callable[[], object]) -> Iterator[Finding]:
+    """Yield what a function, of no module, does to its scores before their softmax."""
+    yield from find_changed_scores(*run_with_recorders(call, []), "the function")
+
+
+def find_changed_scores(
+    softmaxes: Sequence[SoftmaxCall], products: Mapping[str, list[Tensor]], subject: str = "the layer"
+) -> Iterator[Finding]:
+    """Yield the first change of scores between a product and the softmax that they are given to."""
+    for call in softmaxes:
+        around = call.module.rpartition(".")[0]  # of a module that is a softmax alone
+        change = explain_scores(call.given, products.get(call.module) or products.get(around, []))
+        if change is not None:
+            sentence = f"in {call.module or subject} {change.does}"
+            yield Finding("wrong scores", sentence, change.cure, 1.7, "scores", call.module)
+            return
+
+
+def find_added_context(module: nn.Module, run: Callable[[], object], recorded: RecordedCalls) -> Finding | None:
+    """Return that the contexts of two kernels are added in differential attention, which subtracts the second one."""
+    counts = Counter(one.name for one in recorded.calls)
+    if not any(count == 2 and has_lambda(module.get_submodule(name)) for name, count in counts.items()):
+        return None
+    with follow_modules(module) as running:
+        recorder: ContextRecorder = ContextRecorder(running)
+        with recorder, torch.no_grad():
+            run()
+    for where, made in recorder.sums:
+        first, second = (x.double().flatten() for x in recorder.contexts[where])
+        factors = solve_least_squares(torch.stack((first, second), 1), made.double().flatten())
+        if factors is None:
+            continue
+        fits = (factors[0] * first + factors[1] * second - made.double().flatten()).abs().max() < 1e-4 * made.abs().max()
+        if fits and bool((factors > 1e-3).all()) and has_lambda(module.get_submodule(where)):
+            does = f"the second context is added to the first, times {float(factors[1] / factors[0]):.3g}"
+            return Finding("not normalised", f"in {where or 'the layer'} {does}", MINUS, 1.7, "softmax", where)
+    return None
+
+
+def record_softmaxes(module: nn.Module, run: Callable[[], object]) -> tuple[Sequence[SoftmaxCall], dict[str, list[Tensor]]]:
+    """Return each softmax of a run, and the last products of each module; empty if it raises."""
+    with follow_modules(module) as running:
+        return run_with_recorders(run, running)
+
+
+def run_with_recorders(run: Callable[[], object], running: list[str]) -> tuple[Sequence[SoftmaxCall], dict[str, list[Tensor]]]:
+    """Return each softmax of a run, and the last products of each of the `running` modules; empty if it raises."""
+    softmaxes: SoftmaxRecorder = SoftmaxRecorder(running)
+    products: ProductRecorder = ProductRecorder(running)
+    try:
+        with softmaxes, products, torch.no_grad():
+            run()
+    except Exception:  # whatever a user's layer raises: another probe reports it
+        return [], {}
+    return softmaxes.calls, products.products
+
+
+def get_tolerance(one: WeightMatrix, softmaxes: Sequence[SoftmaxCall] = ()) -> float:
+    """Return the difference below which two weights may be the same."""
+    return max([NEAR.get(call.made.dtype, 0.03) for call in softmaxes if call.made.shape == one.weights.shape] or [1e-4])
+
+
+def find_transposed_weights(one: WeightMatrix, softmaxes: Sequence[SoftmaxCall]) -> tuple[str, str, str] | None:
+    """Return that the queries and keys of a softmax are exchanged in the weights; None if they are not."""
+    near, weights = get_tolerance(one, softmaxes), one.weights.cpu()
+    for made in (call.made.double().cpu() for call in softmaxes if call.module == one.name):
+        if made.mT.shape == weights.shape and bool(((made.mT - weights).abs() < near).all()):
+            return None if bool(((made - weights).abs() < near).all()) else ("wrong roles", ROLES["turned"], TURN)
+    return None
+
+
+def find_wrong_axis(one: WeightMatrix) -> tuple[str, str, str] | None:
+    """Return that weights sum to one over another axis than the keys; None if over none, or over the keys as well."""
+    cure = f"Let each query's row sum to one: {SOFTMAX}."
+    axes: dict[str, int | tuple[int, int]] = {"queries": -2, "heads": 1, "batch": 0, "heads and keys": (1, 3)}
+    for name, axis in axes.items():
+        sizes = [one.weights.shape[n] for n in ((axis,) if isinstance(axis, int) else axis)]
+        if min(sizes) > 1 and bool(((one.weights.sum(axis) - 1).abs() < get_tolerance(one)).all()):
+            return "wrong axis", AXES[name], cure
+    return None
+
+
+def find_added_softmax(module: nn.Module, one: WeightMatrix) -> tuple[str, str, str] | None:
+    """Return that a second softmax is added in differential attention, which subtracts it."""
+    if one.mixing is None or not has_lambda(module.get_submodule(one.name)):
+        return None
+    factors = one.mixing[0, 0][one.mixing[0, 0] != 0]
+    if len(factors) != 2 or not bool((one.mixing >= 0).all()):
+        return None
+    made = f"the weights are a softmax plus {float(factors.min()):.3g} times another one"
+    return "not normalised", f"{made}, and rows sum to {float(factors.sum()):.3g}", MINUS
+
+
+def has_lambda(part: nn.Module) -> bool:
+    """Return whether a module has a weight or an attribute that is named lambda, as in differential attention."""
+    names = [*(name for name, _ in part.named_parameters()), *vars(part)]
+    return any("lambda" in name or name.startswith("lam") for name in names)
+
+
+def find_change_after(one: WeightMatrix, softmaxes: Sequence[SoftmaxCall]) -> tuple[str, str, str] | None:
+    """Return what was done to weights after their softmax: a mask, a bias or a factor; None if that is not known."""
+    near = get_tolerance(one, softmaxes)
+    for call in softmaxes:
+        made = call.made.double().cpu()
+        if call.module != one.name or made.shape != one.weights.shape:
+            continue
+        if bool(((made.sum(-1) - 1).abs() > near).any()):
+            continue
+        weights = one.weights.cpu()
+        kept = weights != 0
+        if bool(((weights - made)[kept].abs() < near).all()) and bool((made[~kept] > near).any()):
+            return "not normalised", "weights are set to 0 after the softmax, and rows no longer sum to one", MASK
+        extra = weights - made
+        if len(extra) > 1 and bool(((extra - extra[:1]).abs() < near).all()) and float(extra.abs().max()) > near:
+            return "not normalised", describe_bias(extra), BIAS
+        factor = float((weights * made).sum() / made.square().sum())
+        if bool(((weights - factor * made).abs() < near).all()) and abs(factor - 1) > near:
+            return "wrong scale", f"the weights are multiplied by {factor:.4g} after the softmax", AFTER
+    return None
+
+
+def describe_bias(extra: Tensor) -> str:
+    """Describe a bias that is added to weights."""
+    rows = (1 + extra.sum(-1)).flatten()
+    return (
+        "the same numbers are added to the weights of all sequences after the softmax, such as a bias by distance: rows sum to "
+        f"{float(rows.min()):.3g} to {float(rows.max()):.3g}"
+    )
+
+
+def find_second_softmax(softmaxes: Sequence[SoftmaxCall]) -> str | None:
+    """Return the module in which a softmax is given weights that a softmax made, masked or not; None if there is none."""
+    for first, second in itertools.pairwise(softmaxes):
+        if first.module != second.module or first.made.shape != second.given.shape:
+            continue
+        kept = second.given > -1e4  # others are hidden
+        if bool(kept.any()) and bool(((second.given - first.made).abs()[kept] < 1e-6).all()):
+            return second.module
+    return None

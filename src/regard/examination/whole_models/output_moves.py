@@ -1,0 +1,82 @@
+"""Which token moves which output of a model: change one token at a time."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.examination import evidence
+from regard.examination.report import Visibility
+from regard.examination.subject.adapters import SubjectError
+from regard.examination.subject.token_model import TokenModel
+
+TRIED = 16  # tokens to change, one at a time
+
+
+@dataclass(frozen=True, eq=False)
+class OutputMoves:
+    """How far outputs move with tokens of the first sequence, (q, n), which tokens, and how far other sequences' move."""
+
+    within: Tensor
+    tokens: list[int]
+    across: float = 0.0
+    where: tuple[int, int, int] = (0, 0, 0)  # of `across`: the token, the sequence, its output
+
+
+def measure_moves(model: TokenModel, outputs: Tensor) -> OutputMoves:
+    """Measure how far each output of the first sequence moves with its tokens, and the most that another's moves."""
+    t = model.ids.shape[1]
+    tokens = sorted({round(n * (t - 1) / (TRIED - 1)) for n in range(TRIED)}) if t > TRIED else list(range(t))
+    within, across, where = torch.zeros(t, len(tokens), dtype=torch.float64), 0.0, (0, 0, 0)
+    for n, j in enumerate(tokens):
+        after = model.run(replace_token(model, j))
+        assert after is not None
+        change = (after - outputs).abs_().amax(-1)  # (b, t)
+        within[:, n] = change[0]
+        if len(change) > 1 and float(change[1:].max()) > across:
+            across = float(change[1:].max())
+            where = (j, *divmod(int(change[1:].argmax()) + t, t))
+    return OutputMoves(within, tokens, across, where)
+
+
+def replace_token(model: TokenModel, j: int) -> Tensor:
+    """Return the ids of a model with token j of the first sequence replaced by another id."""
+    ids = model.ids.clone()
+    others = ids[ids != ids[0, j]]
+    ids[0, j] = others[0] if len(others) else max(int(ids[0, j]) - 1, 0)
+    return ids
+
+
+def has_tokens_first(model: TokenModel) -> bool:
+    """Return whether sequences are independent along the second axis: a model of ids (t, b)."""
+    ids = model.ids.clone()
+    ids[:, 0] = torch.where(ids[:, 0] > 0, ids[:, 0] - 1, 1)
+    try:
+        before, after = model.run(), model.run(ids)
+    except SubjectError:
+        return False
+    if before is None or after is None:
+        return False
+    return bool((after - before)[:, 1:].abs().max() <= model.estimate_noise(before))
+
+
+def compute_closure(allowed: Tensor, layers: int) -> Tensor:
+    """Return who may see whom through several layers, each of which also passes on a token's own vector."""
+    step = allowed | torch.eye(len(allowed), dtype=torch.bool)
+    meets = step
+    for _ in range(min(layers, len(allowed)) - 1):
+        further = (meets.double() @ step.double()) > 0
+        if torch.equal(further, meets):
+            break
+        meets = further
+    return meets
+
+
+def make_visibility(meets: Tensor, found: Tensor, moved: OutputMoves, least: float) -> Visibility:
+    """Return the picture of the tokens that were changed."""
+    strength = moved.within[moved.tokens]
+    words = tuple(str(j) for j in moved.tokens)
+    if words == tuple(str(n) for n in range(len(evidence.SENTENCE))):
+        words = evidence.SENTENCE
+    expected = meets[moved.tokens][:, moved.tokens]
+    return Visibility(expected, found[moved.tokens], strength / strength.amax(-1, keepdim=True).clamp_min(least), words)

@@ -1,0 +1,109 @@
+"""Examine the attention layers of a model in the calls that they really get: their arguments, masks, positions and caches."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from regard.examination.case import Case
+from regard.examination.identify import match
+from regard.examination.probe_runner import collect_probe_results
+from regard.examination.probes import heads, roles, scale, weights
+from regard.examination.report import Checked, Finding, Unknown
+from regard.examination.subject.adapters import SubjectAdapter
+from regard.examination.subject.attention_output import list_parts
+from regard.examination.subject.inputs import InputShapes
+from regard.examination.subject.localize import hook_parts
+from regard.examination.whole_models.inner_attention import PartCall, make_part_call
+from regard.mechanism import Mask
+
+WEIGHTS = 2**21  # numbers of a layer at most: each is read in float64, in many layouts
+TRIED = 3  # layers whose formula is read, each of another kind
+READ = (("weights", weights.check_case), ("scale", scale.check_case), ("heads", heads.check_case), ("roles", roles.check_case))
+
+
+class ReplayedLayers(NamedTuple):
+    """What was found and checked in layers whose outputs a formula gives, and the names of those that leave nothing unknown."""
+
+    results: list[Finding | Checked]
+    names: set[str]
+
+
+def examine_layers(
+    module: nn.Module, run: Callable[[], object], names: Iterable[str], expects: Mask, stated: float | None
+) -> ReplayedLayers:
+    """Examine the layers of these names, one of each kind, by the formula that gives their outputs.
+
+    A layer whose outputs no known formula gives has no results: rotary positions, norms and biases are seen in its calls.
+    """
+    wanted = {name: module.get_submodule(name) for name in names if name}
+    small = {name: part for name, part in wanted.items() if sum(one.numel() for one in part.parameters()) <= WEIGHTS}
+    replayed = ReplayedLayers([], set())
+    for given in list(choose_kinds(record_parts(module, run, small)))[:TRIED]:
+        case = make_case(given, expects, stated)
+        if case is None or not is_identified(case):
+            continue
+        read = [one for name, look in READ for one in collect_probe_results(case, name, look)]
+        if not any(isinstance(one, Unknown) and one.is_required for one in read):  # as with a single token
+            replayed.names.update(name for name, part in small.items() if get_kind(part) == get_kind(given.part))
+        for one in read:
+            if isinstance(one, Finding):
+                replayed.results.append(replace(one, evidence=f"{given.name}: {one.evidence}", layer=given.name))
+            elif isinstance(one, Checked):
+                replayed.results.append(replace(one, what=f"in {given.name} {one.what}"))
+    return replayed
+
+
+def record_parts(module: nn.Module, run: Callable[[], object], wanted: dict[str, nn.Module]) -> list[PartCall]:
+    """Return the calls of these parts of a module, of those that are called once."""
+    found: list[PartCall] = []
+
+    def keep_call(name: str, part: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+        if name in wanted:
+            found.append(PartCall(name, part, inputs, named, output))
+
+    with hook_parts(module, keep_call):
+        run()
+    return [one for one in found if sum(other.name == one.name for other in found) == 1]
+
+
+def choose_kinds(calls: Iterable[PartCall]) -> Iterator[PartCall]:
+    """Yield the first call of each kind of layer: of a class, with weights of the same shapes."""
+    known: set[object] = set()
+    for one in calls:
+        kind = get_kind(one.part)
+        if kind not in known:
+            known.add(kind)
+            yield one
+
+
+def get_kind(part: nn.Module) -> tuple[object, ...]:
+    """Return the class of a layer and the shapes of its weights."""
+    return type(part), *(weight.shape for weight in part.parameters())
+
+
+def make_case(given: PartCall, expects: Mask, stated: float | None) -> Case | None:
+    """Return the case of a layer in its own call; None unless it takes one sequence (b, t, c) and returns one as long."""
+    tensors = [one for one in (*given.inputs, *given.named.values()) if isinstance(one, Tensor) and one.is_floating_point()]
+    if not tensors or tensors[0].dim() != 3 or expects.is_batch_specific:
+        return None
+    x = tensors[0]
+    output = next((one for one in list_parts(given.output) if isinstance(one, Tensor)), None)
+    if output is None or output.shape[:2] != x.shape[:2] or any(one is not x and one.shape == x.shape for one in tensors):
+        return None  # another sequence as long is a source of its own
+    call = make_part_call(given, given.part)
+    subject = SubjectAdapter(
+        given.name, given.part, "x", x.dtype, x.device, call, lambda part: make_part_call(given, part), note=given.name
+    )
+    b, t, width = x.shape
+    shapes = InputShapes("x", width, t, b, bound=True)
+    return Case(subject, expects, shapes, stated, 0, match.identify_formula)
+
+
+def is_identified(case: Case) -> bool:
+    """Return whether a formula gives the layer's outputs."""
+    try:
+        return case.match is not None
+    except Exception:  # whatever a user's layer raises for other inputs
+        return False

@@ -1,0 +1,266 @@
+"""Columns that positions change, but do not rotate, are found; and rotations that are written to other columns are read."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from examination.wrong_calls import C, D, H, Rotary, turn_halves, turn_neighbors
+from regard import examine
+from regard.examination.call_reading.rotary_reading import describe_no_rotation, read_rotary
+
+
+def examine_new(made, residual=False):
+    torch.manual_seed(0)
+    layer = made()
+    return examine(Residual(layer) if residual else layer)
+
+
+class Residual(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return x + self.layer(x)
+
+
+class Changed(Rotary):
+    """Queries and keys (b, h, t, d) that `change` changes by their angles (t, d / 2)."""
+
+    def place(self, q, k):
+        angles = self.angles(q.shape[2]).to(q.dtype)
+        return self.change(q, angles), self.change(k, angles)
+
+
+class NeighboringTables(Changed):
+    """Tables for pairs of neighboring columns, and rotate_half."""
+
+    def change(self, x, angles):
+        one, other = x.chunk(2, -1)
+        cos, sin = (table.repeat_interleave(2, -1) for table in (angles.cos(), angles.sin()))
+        return x * cos + torch.cat((-other, one), -1) * sin
+
+
+class Overwritten(Changed):
+    """The first half is written before the second is computed of it."""
+
+    def change(self, x, angles):
+        x, n = x.clone(), angles.shape[1]
+        x[..., :n] = x[..., :n] * angles.cos() - x[..., n:] * angles.sin()
+        x[..., n:] = x[..., n:] * angles.cos() + x[..., :n] * angles.sin()
+        return x
+
+
+class SinOfTheNextPair(Changed):
+    def change(self, x, angles):
+        return turn_halves(x, angles.cos(), angles.roll(1, -1).sin())
+
+
+class WithoutSines(Changed):
+    def change(self, x, angles):
+        return x * angles.cos().repeat(1, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (WithoutSines, "the sines are missing in the rotation of queries: a pair (a, b) becomes (a cos, b cos)"),
+        (NeighboringTables, "the two columns of a pair of queries, columns i and i + d / 2, are rotated by different angles"),
+        (Overwritten, "in the rotation of queries the first column of each pair is overwritten before the second is computed"),
+        (SinOfTheNextPair, "columns of queries are not rotated: of token"),
+    ],
+)
+def test_pairs_that_are_mixed_and_not_rotated_are_found(made, said, residual):
+    finding = examine_new(made, residual).findings[0]
+    assert finding.kind == "wrong positions"
+    assert said in finding.evidence
+
+
+def make_pairs(seed=3):
+    """Queries (b, h, t, d), and the angles of their tokens (t, d / 2)."""
+    x = torch.randn(2, 3, 7, 10, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return x, torch.arange(7.0)[:, None] * 0.3 ** torch.arange(5)
+
+
+def test_the_numbers_of_a_mixing_are_those_of_its_token_and_pair():
+    x, angles = make_pairs()
+    said = describe_no_rotation(x, turn_halves(x, angles.cos(), angles.roll(1, -1).sin()))
+    t, n = (int(said.partition(f"{word} ")[2].split()[0].strip(",")) for word in ("token", "pair"))
+    c, s = angles[t, n].cos(), angles.roll(1, -1)[t, n].sin()
+    assert f"becomes ({c:.2g} a {-s:+.2g} b, {s:.2g} a {c:+.2g} b)" in said
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x, angles: turn_halves(x, angles.cos(), angles.sin()),
+        lambda x, angles: turn_neighbors(x, angles.cos(), angles.sin()),
+        lambda x, angles: 0.7 * turn_halves(x, angles.cos(), angles.sin()),
+        lambda x, angles: turn_halves(x, angles.cos(), angles.sin()) * 0.9 ** torch.arange(7.0)[:, None],  # xPos
+        lambda x, angles: x * torch.arange(1.0, 11),
+        lambda x, angles: x,
+    ],
+)
+def test_rotations_and_factors_are_no_mixing(change):
+    assert describe_no_rotation(*(make_pairs()[0], change(*make_pairs()))) == ""
+
+
+def test_pairs_of_a_single_token_are_not_read():
+    x = torch.randn(2, 3, 1, 6)
+    assert describe_no_rotation(x, x * torch.tensor([1.0, 2, 3, 1, 2, 3])) == ""
+
+
+class WrittenAsHalves(Changed):
+    """Neighboring columns as pairs, written to columns i and i + d / 2, as in DeepSeek."""
+
+    def change(self, x, angles):
+        y = turn_neighbors(x, angles.cos(), angles.sin())
+        return torch.cat((y[..., ::2], y[..., 1::2]), -1)
+
+
+class KeysWrittenAsHalves(WrittenAsHalves):
+    def place(self, q, k):
+        angles = self.angles(q.shape[2]).to(q.dtype)
+        return turn_neighbors(q, angles.cos(), angles.sin()), self.change(k, angles)
+
+
+def test_pairs_that_are_written_to_other_columns_are_read():
+    x, angles = make_pairs()
+    rotary = read_rotary(x, WrittenAsHalves.change(None, x, angles))
+    assert rotary.columns == "neighboring columns, written to columns i and i + d / 2"
+    assert torch.allclose(rotary.phasors, torch.polar(torch.ones_like(angles), angles).to(rotary.phasors))
+    report = examine_new(WrittenAsHalves)
+    assert report, str(report)
+    assert any("written to columns i and i + d / 2" in one.what for one in report.checked)
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_keys_that_are_written_to_other_columns_than_queries_are_found(residual):
+    finding = examine_new(KeysWrittenAsHalves, residual).findings[0]
+    assert finding.kind == "wrong positions"
+    assert "in pairs of neighboring columns, but keys in pairs of neighboring columns, written to" in finding.evidence
+
+
+class ByHead(Changed):
+    """Rotated before the transpose, along the axis of heads."""
+
+    def __init__(self):
+        super().__init__()
+        del self.inv_freq
+
+    def angles(self, t):
+        return torch.arange(t)[:, None] * 0.3 ** torch.arange(3)
+
+    def change(self, x, angles):
+        angles = self.angles(x.shape[1]).to(x.dtype)
+        return turn_halves(x.transpose(1, 2), angles.cos(), angles.sin()).transpose(1, 2)
+
+
+class ByBatch(ByHead):
+    """Rotated along the batch, the same for all tokens."""
+
+    def change(self, x, angles):
+        angles = self.angles(len(x)).to(x.dtype)
+        return turn_halves(x.transpose(0, 2), angles.cos(), angles.sin()).transpose(0, 2)
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_a_rotation_by_the_place_in_the_batch_is_found(residual):
+    finding = examine_new(ByBatch, residual).findings[0]
+    assert finding.kind == "wrong positions"
+    assert "queries are rotated by angles of their sequence in the batch, the same for all tokens" in finding.evidence
+
+
+class OfPadded(ByHead):
+    """Positions that begin later where a sequence is padded on the left: other angles in each sequence, and for each token."""
+
+    def change(self, x, angles):
+        angles = (torch.arange(x.shape[2]) - torch.arange(len(x))[:, None])[:, None, :, None] * 0.3 ** torch.arange(3)
+        return turn_halves(x, angles.cos(), angles.sin())
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_positions_of_their_own_in_each_sequence_are_no_finding(residual):
+    assert not examine_new(OfPadded, residual).findings
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_a_rotation_by_head_is_found(residual):
+    finding = examine_new(ByHead, residual).findings[0]
+    assert finding.kind == "wrong positions"
+    assert "queries are rotated by angles of their head, the same for all tokens" in finding.evidence
+
+
+class BeforeSplit(nn.Module):
+    """Queries and keys (b, t, h d) that `change` rotates before they are split into heads; keys may be grouped."""
+
+    def __init__(self, change, groups=H, is_fused=False):
+        super().__init__()
+        self.change, self.groups, self.is_fused = change, groups, is_fused
+        self.widths = [H * D, groups * D, groups * D]
+        if is_fused:
+            self.qkv = nn.Linear(C, sum(self.widths))
+        else:
+            self.q_proj, self.k_proj, self.v_proj = (nn.Linear(C, width) for width in self.widths)
+        self.o_proj = nn.Linear(H * D, C)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).split(self.widths, -1) if self.is_fused else (self.q_proj(x), self.k_proj(x), self.v_proj(x))
+        q, k = (self.change(one, self.angles(one)) for one in (q, k))
+        q, k, v = (one.unflatten(-1, (-1, D)).transpose(1, 2) for one in (q, k, v))
+        k, v = (one.repeat_interleave(H // self.groups, 1) for one in (k, v))
+        context = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.o_proj(context.transpose(1, 2).flatten(2))
+
+    def angles(self, x):
+        return (torch.arange(x.shape[1])[:, None] * 100.0 ** (-torch.arange(0, x.shape[2], 2) / x.shape[2])).to(x.dtype)
+
+
+def turn_wide_halves(x, angles):
+    return turn_halves(x, angles.cos(), angles.sin())
+
+
+def turn_wide_neighbors(x, angles):
+    return turn_neighbors(x, angles.cos(), angles.sin())
+
+
+@pytest.mark.parametrize("form", [{}, {"is_fused": True}, {"groups": 2}])
+def test_pairs_of_columns_in_different_heads_are_found(form):
+    finding = examine_new(lambda: BeforeSplit(turn_wide_halves, **form)).findings[0]
+    assert finding.kind == "wrong positions"
+    assert "queries are rotated before they are split into heads: the two columns of a pair lie in" in finding.evidence
+
+
+@pytest.mark.parametrize("form", [{}, {"is_fused": True}])
+def test_angles_of_their_own_in_each_head_are_stated(form):
+    report = examine_new(lambda: BeforeSplit(turn_wide_neighbors, **form))
+    assert report, str(report)
+    how = f"{D} columns in pairs of neighboring columns, with other angles in each head"
+    assert f"rotary positions: {how}, queries and keys alike" in [one.what for one in report.checked]
+    assert not any("order of tokens" in one.what for one in report.unknown)
+
+
+def test_other_angles_of_grouped_keys_than_of_their_queries_are_found():
+    finding = examine_new(lambda: BeforeSplit(turn_wide_neighbors, groups=2)).findings[0]
+    assert finding.kind == "wrong positions"
+    assert "queries and keys are rotated by different angles" in finding.evidence
+
+
+@pytest.mark.parametrize(("times", "is_right"), [(4, True), (32, True), (None, False)])
+def test_the_attention_factor_of_yarn_is_no_wrong_scale(times, is_right):
+    """0.1 ln(s) + 1 on rotated queries and keys, for a context s times as long; another factor is none."""
+    factor = 1.2 if times is None else 0.1 * math.log(times) + 1
+
+    class Scaled(Rotary):
+        def place(self, q, k):
+            q, k = super().place(q, k)
+            return q * factor, k * factor
+
+    torch.manual_seed(0)
+    report = examine(Scaled())
+    assert [one.kind for one in report.findings] == ([] if is_right else ["wrong scale"])
+    assert any(f"a context {times} times as long" in one.what for one in report.checked) == is_right
