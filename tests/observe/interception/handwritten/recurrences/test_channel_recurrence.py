@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from observe.interception.handwritten.test_unread_recurrences import Loops, Rounds, Scans
+from observe.interception.handwritten.unread.test_unread_recurrences import Loops, Rounds, Scans
 from torch import Tensor, nn
 
 import regard
@@ -120,7 +120,7 @@ def test_the_map_of_a_scan_over_vectors_is_the_product_of_its_decays(style, grad
 @pytest.mark.parametrize("style", ["sum_exponentials", "gate"])
 @pytest.mark.parametrize("t", [T, 4 * T])
 def test_rows_times_values_are_the_output_in_float32(style, t, monkeypatch):
-    monkeypatch.setattr("observe.interception.handwritten.test_unread_recurrences.T", t)
+    monkeypatch.setattr("observe.interception.handwritten.unread.test_unread_recurrences.T", t)
     model, x = Loops(style).float(), torch.randn(B, t, C, dtype=torch.float32)
     torch.set_default_dtype(torch.float32)
     recording, output = record_and_compare(nn.Sequential(model), lambda model: model(x))
