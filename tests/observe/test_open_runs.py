@@ -10,8 +10,7 @@ from transformers import DynamicCache, StaticCache
 from observe.models import CACHE, WORDS, bart, gpt2, llama, words
 from observe.recording_checks import EQUAL
 from regard import AdditiveAttention, heads, load
-from regard.observe import Recording, record
-from regard.observe.kv_history import KVHistory
+from regard.observe import Recording, record, run_tracker
 
 pytestmark = pytest.mark.usefixtures("float64_models")
 STEPS = 6
@@ -176,8 +175,8 @@ class SinkAttention(nn.Module):
 @torch.no_grad()
 def test_a_step_of_a_cache_that_drops_keys_is_compared_with_its_latest_run_alone(monkeypatch):
     torch.manual_seed(0)
-    compared, match_cache = [], KVHistory.match_cache
-    monkeypatch.setattr(KVHistory, "match_cache", lambda self, *args: compared.append(self) or match_cache(self, *args))
+    compared, match_cache = [], run_tracker.match_cache
+    monkeypatch.setattr(run_tracker, "match_cache", lambda *args: compared.append(args[0]) or match_cache(*args))
     model, cache = SinkAttention(), Cache(torch.zeros(1, 0, 6).double())
     with record(model) as recording:
         for count in (7, *[1] * 11):

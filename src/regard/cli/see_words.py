@@ -12,8 +12,8 @@ from regard.cli.progress_bar import show_bar
 from regard.errors import ConfigError, MissingNameError
 from regard.observe import Recording, record
 from regard.observe.media import WORD_IDS
+from regard.observe.part_names import join_names
 from regard.observe.places import EMPTY, PatchGrid, describe_wordless_tokens
-from regard.observe.run import join_names
 from regard.show.axis_words import find_word
 from regard.show.image_input import Pixels
 from regard.show.patch_summary import render_patches

@@ -17,10 +17,11 @@ from regard.map.indexing import is_single, select_places
 from regard.mechanism.arguments import check_choice, check_sequence, describe_value
 from regard.observe.call_graph import OutputGraph
 from regard.observe.implicit_history import ImplicitCall, StoredRecurrence
+from regard.observe.joined_maps import have_equal_weights
 from regard.observe.kv_history import KVHistory, StoredCall
 from regard.observe.parent_rows import reorder_rows
 from regard.observe.relevance import compute_cross_relevance, compute_self_relevance
-from regard.observe.run import IMPLICIT, Run, have_equal_weights
+from regard.observe.run import IMPLICIT, Run
 from regard.observe.token_mixers import list_token_mixers
 
 FACTORS = {"gradient": "one", "pull": "weights", "cut": "cut"}  # of an AttributionMap, by the kind of map

@@ -10,10 +10,11 @@ from torch import Tensor
 from regard.map.compressed_bias import compress_bias
 from regard.mechanism.request import autocast_tensor, is_autocast_on
 from regard.mechanism.scores import default_scale, score_dtype
+from regard.observe.cache_match import CacheMatch
 from regard.observe.call_graph import CallGraph
 from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.interception.handwritten.scores.score_formula import FILLED, UNDERFLOW, bound_products
-from regard.observe.kv_history import CacheMatch, KVHistory, StoredCall
+from regard.observe.kv_history import KVHistory, StoredCall
 from regard.observe.mask_inference import find_visible_end
 from regard.observe.selection import Selection
 from regard.observe.tensor_store import Store

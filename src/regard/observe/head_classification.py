@@ -16,10 +16,11 @@ from regard.observe.head_scores import PUNCTUATION, HeadOptions, UserScore, defi
 from regard.observe.head_table import Head, Heads
 from regard.observe.implicit_heads import check_implicit_options, estimate_absolute_shares
 from regard.observe.map_view import MapView
+from regard.observe.part_names import join_names
 from regard.observe.places import describe_wordless_tokens
 from regard.observe.recording import Recording
 from regard.observe.repeated_calls import split_calls
-from regard.observe.run import IMPLICIT, KINDS, join_names
+from regard.observe.run import IMPLICIT, KINDS
 from regard.observe.words import Class, Tokens
 
 STRIPE_WORDS = 3  # that its sentence names

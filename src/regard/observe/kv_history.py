@@ -1,9 +1,8 @@
 """The stored attention of one module in one run: the queries of every step, the keys once, and the rules."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,29 +17,11 @@ from regard.observe.call_graph import CallGraph
 from regard.observe.interception.attention_call import CallArguments
 from regard.observe.mask_inference import ROWS, find_first_visible, fit_rule
 from regard.observe.parent_rows import (
-    SIMILAR,
-    RowMatch,
     compose_parent_rows,
-    has_equal_rows,
-    match_rows,
-    measure_rows,
     reorder_rows,
 )
 
-KEY_TOLERANCE = 1e-3  # relative to a key's norm: a larger difference between written and read keys means that the cache rounds
-NEAR = 1e-3  # relative to the norm of keys: tolerance for keys that are equal but for rounding
 LIMIT = 2**30  # entries of the table of a whole run
-
-
-class CacheMatch(NamedTuple):
-    """Where the keys of a cache continue a history."""
-
-    known: int  # number of the history's keys that remain
-    first: int  # index in the history of the cache's first key
-    slot: int  # index of the cache's first new key
-    rows: Tensor | None  # the parent of each batch row; None if no row moved
-    distance: float  # largest relative distance of a key read back from the key written
-    is_pruned: bool = False  # whether the cache has dropped or changed keys among those that it holds
 
 
 @dataclass(eq=False, kw_only=True)
@@ -81,90 +62,6 @@ class KVHistory:
         """The number of keys."""
         return self.stored_calls[-1].stop if self.stored_calls else sum(x.shape[2] for x in self.keys)
 
-    def match_cache(
-        self,
-        k: Tensor,
-        new: int,
-        cast_and_select: Callable[[Tensor], Tensor],
-        parents: Tensor | None = None,
-        length: int | None = None,
-    ) -> "CacheMatch | None":
-        """Return where the keys of a cache (b, g, n, d) continue this history; None if they do not.
-
-        `new` of the keys are new. `parents` states the parent row of each row, if known, for rows that match several, and
-        `length` the number of tokens that the cache stated to hold before.
-        """
-
-        def get_keys(count: int) -> Tensor:
-            return cast_and_select(k[:, :, :count])
-
-        before = k.shape[2] - new
-        stated = None if length is None or self.start is None else length - self.start
-        found = []
-        for known in self.propose_lengths(before, stated):
-            slot = min(known, before)  # of the first new key
-            same = match_rows(self.get_key(known - 1), cast_and_select(k[:, :, slot - 1 : slot])[:, :, 0], parents)
-            if same is not None:
-                found.append(CacheMatch(known, known - slot, slot, *same))
-                if known == stated and not same.distance:
-                    break
-        nearest = min((match.distance for match in found), default=0.0)  # keys of two words may be similar
-        best = [match for match in found if not match.distance > nearest]  # NaN is not
-        if not best:
-            return None
-        match = best[0] if len(best) == 1 else min(best, key=lambda match: self.measure_distance(match, get_keys(before)))
-        match = self.check_oldest_key(self.match_all_keys(match, get_keys), get_keys)
-        return self.check_cut_keys(match, get_keys) if match.known < self.total else match
-
-    def has_hidden_keys(self, k: Tensor, new: int, stop: int, cast_and_select: Callable[[Tensor], Tensor]) -> bool:
-        """Return whether the slots of a cache (b, g, n, d) behind this history hold `new` keys that their queries do not see.
-
-        The keys before `stop`, the last ones that are seen, are then those of the history, and not new. Slots that tokens had
-        which were cut tell nothing.
-        """
-        if self.total + new <= max(stop, self.longest) or not k[:, :, self.total : self.total + new].any(-1).all():
-            return False
-        start, stop = max(0, stop - new), min(stop, self.total)
-        keys = self.join_newest_keys(stop, self.stored_calls[-1].step)[:, :, start:]
-        return torch.equal(keys, cast_and_select(k[:, :, start:stop]))
-
-    def match_all_keys(self, match: CacheMatch, get_keys: Callable[[int], Tensor]) -> CacheMatch:
-        """Return a match with the rows that earlier keys of a cache show, where several rows have the same last key."""
-        last = self.get_key(match.known - 1)
-        if len(last) < 2 or not has_equal_rows(last.unsqueeze(2)):
-            return match
-        theirs, identity = get_keys(match.slot), torch.arange(len(last), device=last.device)
-        if match.rows is None and self.has_same_keys(match, theirs):  # rows that stay equal would be measured at each step
-            return match
-        rows = (identity if match.rows is None else match.rows)[: len(theirs)]
-        apart = last.new_zeros(len(theirs), len(last), dtype=torch.float32)
-        for start, keys in self.iterate_newest_keys(match.known, self.stored_calls[-1].step):
-            part = theirs[:, :, max(start - match.first, 0) : start - match.first + keys.shape[2]]
-            apart += measure_rows(keys[:, :, keys.shape[2] - part.shape[2] :], part)
-            is_near = apart <= apart.amin(1, keepdim=True) + NEAR * measure_rows(part[:1] * 0, part)
-            if start <= match.first or bool((is_near.sum(1) == 1).all()):
-                break
-        rows = torch.where(is_near.gather(1, rows.unsqueeze(1)).squeeze(1), rows, apart.argmin(1))
-        return match._replace(rows=None if torch.equal(rows, identity) else rows)
-
-    def has_same_keys(self, match: CacheMatch, k: Tensor) -> bool:
-        """Return whether the keys of a cache (b, g, n, d) equal those that they match in the history, to the bit."""
-        keys = self.join_matched_keys(match)
-        theirs = k[:, :, : keys.shape[2]].to(keys.dtype)
-        return keys.shape == theirs.shape and torch.equal(keys, theirs)
-
-    def measure_distance(self, match: CacheMatch, k: Tensor) -> float:
-        """Return how far the keys of a cache are from those that they match in the history, relative to their norm."""
-        keys = self.join_matched_keys(match)
-        theirs = k[:, :, : keys.shape[2]].float()
-        size = theirs.norm().clamp(min=torch.finfo(theirs.dtype).tiny)
-        return float((keys.float() - theirs).norm() / size)
-
-    def join_matched_keys(self, match: CacheMatch) -> Tensor:
-        """Return the keys of the history that those of a cache match, in the rows of the cache."""
-        keys = self.join_newest_keys(match.known, self.stored_calls[-1].step)[:, :, match.first :]
-        return keys if match.rows is None else keys[match.rows]
-
     def join_newest_keys(self, known: int, step: int) -> Tensor:
         """Return the first `known` keys, (b, g, k, d), in the row order of a step; a view if they are of one step."""
         parts = [keys for _, keys in self.iterate_newest_keys(max(known, 1), step)][::-1]
@@ -179,55 +76,6 @@ class KVHistory:
             wanted, start = min(wanted, step), start - keys.shape[2]
             if start < known:
                 yield start, (keys if rows is None else keys[rows.to(keys.device)])[:, :, : known - start]
-
-    def check_oldest_key(self, match: CacheMatch, get_keys: Callable[[int], Tensor]) -> CacheMatch:
-        """Return a match pruned if a cache's oldest key is another one, with the distance of it if the cache rounds it.
-
-        The keys of a cache are in order. If it ends as the history does and has fewer keys, they are the last ones only if the
-        oldest is. If it has all of them, it may only change them: then the number of checks is the logarithm of that of steps.
-        """
-        steps = len(self.stored_calls)
-        if match.slot < 2 or (not match.first and steps & (steps - 1)):
-            return match
-        oldest = get_keys(1)[:, :, 0]
-        same = match_rows(self.get_key(match.first), oldest, match.rows)
-        if same is None:
-            return match._replace(is_pruned=True)
-        if not same.distance > KEY_TOLERANCE:  # NaN is not
-            return match
-        if match.first and not self.is_nearest(match, same, oldest):
-            return match._replace(is_pruned=True)
-        return match._replace(distance=max(match.distance, same.distance))
-
-    def check_cut_keys(self, match: CacheMatch, get_keys: Callable[[int], Tensor]) -> CacheMatch:
-        """Return a match pruned if a cache does not hold the history's first keys, to which it seems to have been cut.
-
-        A ring of slots, the oldest of which a new key overwrites, has the others at their places. A cache that rounds all
-        keys but the last ones differs in most of them.
-        """
-        theirs = get_keys(match.slot)
-        if match.is_pruned or self.has_same_keys(match, theirs):
-            return match
-        ours, theirs = (x.float().transpose(1, 2).flatten(2) for x in (self.join_matched_keys(match), theirs))
-        apart, sizes = (ours - theirs).norm(dim=-1), theirs.norm(dim=-1)  # (b, n)
-        is_changed = apart > KEY_TOLERANCE * sizes
-        rounds = match.distance > KEY_TOLERANCE or bool((2 * is_changed.sum(1) > is_changed.shape[1]).any())
-        return match._replace(is_pruned=bool((apart > SIMILAR * sizes if rounds else is_changed).any()))
-
-    def is_nearest(self, match: CacheMatch, same: RowMatch, oldest: Tensor) -> bool:
-        """Return whether the key that a match takes for a cache's oldest one (b, g, d) is the nearest to it in each head."""
-        keys = self.join_keys(match.known, self.stored_calls[-1].step).float()
-        keys = keys if same.parents is None else keys[same.parents]
-        apart = (keys - oldest.float().unsqueeze(2)).norm(dim=-1)
-        return bool((apart[..., match.first] <= apart.amin(-1)).all())
-
-    def propose_lengths(self, before: int, stated: int | None) -> list[int]:
-        """Return how many of the history's keys may remain in a cache with room for `before` of them, the likeliest first.
-
-        A cache with less room than the history has keys was cut to its first keys, or holds the last keys of a window.
-        """
-        proposed = dict.fromkeys([stated or 0, min(self.total, before), self.total])
-        return [known for known in proposed if min(known, before) > 0 and known <= self.total]
 
     def get_key(self, index: int) -> Tensor:
         """Return one key of all rows and heads, (b, g, d), in the row order of the last step. IndexError past the end."""

@@ -10,7 +10,8 @@ from regard.observe.block_outputs import is_inside
 from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.interception.provenance import ModuleFrame
 from regard.observe.interception.thread_state import STATE
-from regard.observe.run import IMPLICIT, find_default_part, is_in_part, join_names, list_part_names
+from regard.observe.part_names import find_default_part, is_in_part, join_names, list_part_names
+from regard.observe.run import IMPLICIT
 
 PATHS = 4096  # paths cached
 CROSSES = re.compile("cross|encoder_attn|encdec|enc_attn|src_attn|multihead_attn")  # in the last components of a path

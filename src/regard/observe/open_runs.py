@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.observe.block_outputs import is_inside
-from regard.observe.kv_history import KEY_TOLERANCE, CacheMatch, KVHistory
+from regard.observe.cache_match import KEY_TOLERANCE, CacheMatch, has_same_keys, measure_distance
+from regard.observe.kv_history import KVHistory
 from regard.observe.run import HistoryKey, Run
 
 COPIED = 1e-6  # relative to a key's norm: tolerance for keys that a model computes again for each step, as by a rotation
@@ -212,7 +213,7 @@ def select_run(found: list[Candidate], cache: Any, keys: Callable[[], Tensor]) -
         (place.distance, place.known < history.total, bool(one.caches) and cache is not None) for one, history, place in found
     ]
     best = [one for one, rank in zip(found, ranks, strict=True) if rank == min(ranks)]
-    same = [one for one in best if len(best) == 1 or one[1].has_same_keys(one[2], keys())]
+    same = [one for one in best if len(best) == 1 or has_same_keys(one[1], one[2], keys())]
     return min(same or best, key=lambda one: one[0].last)
 
 
@@ -222,7 +223,7 @@ def has_near_keys(history: KVHistory, place: CacheMatch, k: Tensor) -> bool:
     A cache that rounds the keys that were compared may round the others as well.
     """
     tolerance = max(KEY_TOLERANCE, 4 * torch.finfo(k.dtype).eps)
-    return place.distance > tolerance or not history.measure_distance(place, k) > tolerance  # NaN is not
+    return place.distance > tolerance or not measure_distance(history, place, k) > tolerance  # NaN is not
 
 
 def find_cache(args: Any, kwargs: Any) -> Any:

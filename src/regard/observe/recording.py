@@ -23,8 +23,9 @@ from regard.observe import safetensors_file
 from regard.observe.attribution import Attribution, attribute
 from regard.observe.implicit_history import ImplicitCall
 from regard.observe.interception.attention_call import MissedCall
+from regard.observe.part_names import find_module_path, join_names
 from regard.observe.places import CROSS, Place, Places, check_places, select_places
-from regard.observe.run import Call, Run, find_module_path, join_names
+from regard.observe.run import Call, Run
 from regard.observe.serialize import find_version, serialize_recording
 from regard.observe.words import TextPair, Words, place_sequence_words, select_axis_words
 from regard.terminal_escapes import escape_controls

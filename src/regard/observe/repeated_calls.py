@@ -3,8 +3,10 @@
 from dataclasses import replace
 
 from regard.errors import ConfigError
+from regard.observe.joined_maps import join_maps
+from regard.observe.part_names import join_names, name_call
 from regard.observe.recording import Recording
-from regard.observe.run import Call, HistoryKey, join_maps, join_names, name_call
+from regard.observe.run import Call, HistoryKey
 
 NOTE = (
     "{}: several calls of attention in one forward, each a layer of its own here, so that layers have other numbers than in "

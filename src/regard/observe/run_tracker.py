@@ -6,13 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.observe.cache_match import KEY_TOLERANCE, CacheMatch, has_hidden_keys, match_cache
 from regard.observe.call_graph import OutputGraph
 from regard.observe.decoder_steps import match_step
 from regard.observe.implicit_history import ImplicitCall, ImplicitHistory, StoredRecurrence
 from regard.observe.interception.attention_call import AttentionCall, MissedCall
 from regard.observe.interception.plain_tensors import UnreadableError, disable_modes
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall, RecurrenceFactors
-from regard.observe.kv_history import KEY_TOLERANCE, CacheMatch, KVHistory
+from regard.observe.kv_history import KVHistory
 from regard.observe.layer_numbers import LayerNumbers
 from regard.observe.mask_inference import find_visible_end
 from regard.observe.open_runs import OpenRun, OpenRuns, find_cache, find_token_ids, read_cache_length, select_run
@@ -99,7 +100,7 @@ class RunTracker:
         elif self.is_undecided and not self.runs.has_root(self.root):
             self.begin_forward(key)
         history = self.run.histories.get(key)
-        match = None if history is None else self.match_cache(history, call)
+        match = None if history is None else self.match_history(history, call)
         if match is not None and match.is_pruned:
             self.report(MissedCall(call.kernel, name, PRUNED))
             match = None
@@ -230,7 +231,7 @@ class RunTracker:
         visit = visits.find_visit(name, self.names)
         return visit, visits.count_call(name, kind, visit)
 
-    def match_cache(self, history: KVHistory, call: AttentionCall) -> CacheMatch | None:
+    def match_history(self, history: KVHistory, call: AttentionCall) -> CacheMatch | None:
         """Return where the keys of a call continue those of a history; None if they do not.
 
         The keys of cross attention must be the same as before. Raises UnreadableError if the rows of a cache have different
@@ -244,10 +245,10 @@ class RunTracker:
                 raise UnreadableError(RAGGED)
             if self.length is None and n > history.total + new:  # slots: those that no query sees are unwritten, or cut off
                 n = find_visible_end(call.mask, new, n, call.offset)
-                if history.has_hidden_keys(call.k, new, n, lambda x: self.cast(call, x)):
+                if has_hidden_keys(history, call.k, new, n, lambda x: self.cast(call, x)):
                     n = history.total + new
             keys = call.k[:, :, :n]
-            return history.match_cache(keys, new, lambda x: self.cast(call, x), call.parent_rows, self.length)
+            return match_cache(history, keys, new, lambda x: self.cast(call, x), call.parent_rows, self.length)
         if history.total != n:
             return None
         if self.is_undecided and torch.equal(self.cast(call, call.q), history.stored_calls[0].q):
@@ -260,7 +261,7 @@ class RunTracker:
         found, pruned = [], False
         for running in self.runs:
             history = running.run.histories.get(key)
-            match = None if history is None else self.match_cache(history, call)
+            match = None if history is None else self.match_history(history, call)
             is_own = running.has_cache(self.cache)
             if history is None or match is None:
                 pruned = pruned or (history is not None and is_own and self.holds_keys(call))

@@ -6,7 +6,8 @@ from regard.errors import ConfigError
 from regard.map.convolution import Convolution
 from regard.map.linear_recurrence import LinearRecurrence
 from regard.mechanism.arguments import check_index
-from regard.observe.run import IMPLICIT, Run, find_module_path
+from regard.observe.part_names import find_module_path
+from regard.observe.run import IMPLICIT, Run
 
 SELF = "self"
 Layer = tuple[str, int | str]  # its kind, and its number among the layers of that kind or its name

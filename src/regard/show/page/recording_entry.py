@@ -16,10 +16,11 @@ from regard.map.implicit_map import ImplicitMap
 from regard.observe import Recording
 from regard.observe.head_scores import UserScore
 from regard.observe.head_table import Head
+from regard.observe.joined_maps import join_maps
 from regard.observe.kv_history import KVHistory
 from regard.observe.places import AudioFrames
 from regard.observe.repeated_calls import split_calls
-from regard.observe.run import KINDS, join_maps
+from regard.observe.run import KINDS
 from regard.observe.words import TextPair, select_axis_words
 from regard.observe.words import split_rows as by_row
 from regard.show.axis_words import choose_attention_kind

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from observe.interception.handwritten.unread.test_unread_recurrences import Loops, Rounds, Scans
 from torch import Tensor, nn
 
 import regard
+from observe.interception.handwritten.unread.test_unread_recurrences import Loops, Rounds, Scans
 from observe.recording_checks import EQUAL, assert_equal, assert_same_mechanism, record_and_compare
 from regard.observe.interception.handwritten.recurrences import channel_scans
 from regard.observe.interception.handwritten.recurrences.state_scans import is_scan
