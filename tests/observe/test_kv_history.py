@@ -13,7 +13,7 @@ from observe.models import CACHE
 from observe.recording_checks import EQUAL
 from regard import Causal, Documents, Window
 from regard.models import GPT2, GPT2Config
-from regard.observe import kv_history, parent_rows, record
+from regard.observe import cache_match, parent_rows, record
 
 pytestmark = pytest.mark.usefixtures("float64_models")
 STEPS = 14
@@ -440,7 +440,7 @@ def test_a_cache_that_rounds_its_older_keys_and_is_cut_continues_its_run():
 @torch.no_grad()
 def test_rows_that_stay_equal_are_not_measured_step_by_step(monkeypatch):
     measured, measure_rows = [], parent_rows.measure_rows
-    for module in (kv_history, parent_rows):
+    for module in (cache_match, parent_rows):
         monkeypatch.setattr(module, "measure_rows", lambda *args: measured.append(args) or measure_rows(*args))
     model = nn.Sequential(PrunedAttention(lambda cached: cached)).double()
     model[0].cached = torch.zeros(2, 2, 2, 0, 3).double()
