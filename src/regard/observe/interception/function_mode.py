@@ -273,21 +273,22 @@ class AttentionFunctionMode(TorchFunctionMode):
         try:
             self.loops.follow_function(frames, func, name, role, *call)
         except Exception as error:
-            has_any = any(loop.has_several_tokens for loop in self.loops.loops)
+            has_any = any(loop.has_several_tokens for loop in self.loops.log.loops)
             self.loops.clear()
             if has_any:
                 report_missed(f"by hand: {name}", FAILED.format(explain_error(error)))
 
     def read_loops(self, frame: ModuleFrame) -> None:
         """Pass the loops of a module that ends to the watchers, before what else was found of the same outputs."""
-        for loop in self.loops.take_loops(frame):
-            if not loop.is_reported and not can_read_loop(loop, self.loops.table):
+        log = self.loops.log
+        for loop in log.take_loops(frame):
+            if not loop.is_reported and not can_read_loop(loop, log.table):
                 continue
-            dispatch_call(name_kernel(loop), lambda: None, partial(read_loop, loop, self.loops.table))
+            dispatch_call(name_kernel(loop), lambda: None, partial(read_loop, loop, log.table))
             if loop.is_recorded:
                 self.tracker.linear.forget_calls([read.made for read in loop.reads])
             with suppress(Exception):  # the state that it left is then not continued
-                self.loops.end_loop(loop, frame)
+                log.end_loop(loop, frame)
 
     def read_linear(self, frame: ModuleFrame) -> None:
         """Pass the linear attention of a module that ends to the watchers."""
@@ -317,20 +318,20 @@ class AttentionFunctionMode(TorchFunctionMode):
         """Report a recurrence over tokens that ran in a module that ends, and that was not read. A failure is reported too."""
         try:
             reads = self.list_channel_reads(frame)
-            axes = [] if self.loops.may_continue_copy(frame) else find_token_axes(frame)
+            axes = [] if self.loops.log.may_continue_copy(frame) else find_token_axes(frame)
             watchers = [one for one in STATE.watchers if one.may_miss(frame.module)] if axes else []
-            is_repeated = bool(axes and reads) and frame.module in self.loops.channel_modules
+            is_repeated = bool(axes and reads) and frame.module in self.loops.channels.modules
             reason, length = find_unread_recurrence(frame, axes) if watchers or is_repeated else "", 0
             for tokens in axes if not reason else []:
                 watchers = [one for one in STATE.watchers if one.may_miss(frame.module, tokens.size)]
                 if watchers and writes_to_memory(frame, frame.list_operations(), tokens):
                     reason, length = MEMORY, tokens.size
                     break
-            for one in self.loops.take_convolutions(frame):
+            for one in self.loops.convolutions.take(frame):
                 dispatch_call("by hand: convolution", lambda: None, partial(read_convolution, one))
             are_read = [self.read_channels(one) for one in reads] if reason else []
             if any(are_read):
-                self.loops.channel_modules.add(frame.module)
+                self.loops.channels.modules.add(frame.module)
                 return
             STATE.effects += bool(reason)
             for watcher in watchers if reason else []:
@@ -340,7 +341,7 @@ class AttentionFunctionMode(TorchFunctionMode):
 
     def list_channel_reads(self, frame: ModuleFrame) -> list[Callable[[], tuple[RecurrenceCall, CallAdapter]]]:
         """Return how the loops and the scans over vectors of a module that ends are read."""
-        loops, scans = self.loops.take_channel_loops(frame), self.loops.take_channel_scans(frame)
+        loops, scans = self.loops.take_channel_loops(frame)
         return [*(partial(read_channel_loop, one) for one in loops), *(partial(read_channel_scan, one) for one in scans)]
 
     def read_channels(self, read: Callable[[], tuple[RecurrenceCall, CallAdapter]]) -> bool:

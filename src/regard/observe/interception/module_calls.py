@@ -133,7 +133,7 @@ def call_in_frame(call: Callable[..., Any], module: nn.Module, *args: Any, **kwa
             if layer.description and can_mix_tokens(module):
                 report_token_mixer(module)
             return result
-        if STATE.frames and STATE.mode.loops.loops:  # no frames if the recording ended meanwhile
+        if STATE.frames and STATE.mode.loops.log.loops:  # no frames if the recording ended meanwhile
             STATE.mode.read_loops(frame)
         if STATE.frames and STATE.mode.tracker.linear.found:
             STATE.mode.read_linear(frame)

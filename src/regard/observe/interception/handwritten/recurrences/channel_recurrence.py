@@ -22,7 +22,8 @@ from regard.observe.interception.handwritten.recurrences.channel_states import C
 from regard.observe.interception.handwritten.recurrences.loop_check import compare_outputs
 from regard.observe.interception.handwritten.recurrences.loop_recurrence import GROWS, KERNEL
 from regard.observe.interception.handwritten.recurrences.state_loop import ChannelState
-from regard.observe.interception.handwritten.recurrences.token_joiner import BACKWARDS, DIFFERS, are_out_of_order
+from regard.observe.interception.handwritten.recurrences.token_joiner import BACKWARDS, DIFFERS
+from regard.observe.interception.handwritten.recurrences.token_order import are_out_of_order, is_increasing, list_picks
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.provenance import ModuleFrame
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall, RecurrenceFactors, build_read_call
@@ -102,31 +103,6 @@ def takes_later_first(loop: ChannelLoop, states: Sequence[ChannelState]) -> bool
     if any(map(are_out_of_order, series)) or not is_increasing(loop.places):
         return True
     return any(len(index) >= len(states) - 1 and not is_increasing(index) for index in list_picks(loop.frame))
-
-
-def is_increasing(places: Sequence[int]) -> bool:
-    """Return whether each number is more than the one before."""
-    return all(one < other for one, other in pairwise(places))
-
-
-def list_picks(frame: ModuleFrame) -> list[list[int]]:
-    """Return the indices of the entries that a module takes of each tensor, in the order in which it first uses them."""
-    places, picked = dict[int, tuple[tuple[int, int], int]](), dict[tuple[int, int], dict[int, None]]()
-    for one in frame.list_operations():
-        for x in one.given:
-            if id(x) in places:
-                source, index = places[id(x)]
-                picked.setdefault(source, {})[index] = None
-        if one.along is None or not one.given:
-            continue
-        axis, shape = one.along
-        if one.name == "__getitem__":
-            how = one.shapes.how if one.shapes is not None else None
-            found = [n % shape[axis] for n in (how if isinstance(how, tuple) else (how,)) if type(n) is int][:1]
-        else:
-            found = [*range(len(one.results))] if len(one.results) == shape[axis] else []
-        places |= {id(y): ((id(one.given[0]), axis), index) for y, index in zip(one.results, found, strict=False)}
-    return [[*index] for index in picked.values()]
 
 
 def have_same_numbers(x: Tensor, y: Tensor) -> bool:

@@ -14,9 +14,10 @@ from torch import Tensor
 from regard.map.convolution import Convolution
 from regard.observe.interception.attention_call import CallAdapter
 from regard.observe.interception.handwritten.products.score_form import COPIES, PRODUCTS, QUOTIENTS
-from regard.observe.interception.handwritten.recurrences.channel_scans import ChannelScans
+from regard.observe.interception.handwritten.recurrences.followed_function import FollowedFunction
 from regard.observe.interception.handwritten.recurrences.loop_check import OTHERWISE, ROUNDINGS
-from regard.observe.interception.handwritten.recurrences.state_loop import Spectrum, Trace
+from regard.observe.interception.handwritten.recurrences.state_log import StateLog
+from regard.observe.interception.handwritten.recurrences.state_loop import Spectrum
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.provenance import TOKEN, ModuleFrame
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall, RecurrenceFactors, build_read_call
@@ -41,61 +42,59 @@ class FourierConvolution:
     is_generated: bool
 
 
-class FourierConvolutions(ChannelScans):
-    """The loops, the scans and the convolutions of one forward."""
+class FourierConvolutions:
+    """The convolutions of one forward."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, log: StateLog) -> None:
+        self.log = log
         self.convolutions: list[FourierConvolution] = []
 
     def clear(self) -> None:
         """Forget all of them."""
-        super().clear()
         self.convolutions.clear()
 
-    def follow_spectra(
-        self, frames: list[ModuleFrame], core: str, args: Any, kwargs: Any, traces: dict[int, Trace], y: Any
-    ) -> None:
+    def follow_function(self, call: FollowedFunction) -> None:
         """Follow a function of Fourier transforms along the last axis."""
+        core, args, y = call.core, call.args, call.y
         if not isinstance(y, Tensor):
             return
-        known = [trace if isinstance(trace := traces.get(id(x)), Spectrum) else None for x in args]
+        known = [trace if isinstance(trace := call.find(x), Spectrum) else None for x in args]
         first = next((one for one in known if one is not None), None)
         if core in FORWARD:
-            dim = kwargs.get("dim", args[2] if len(args) > 2 else -1)
-            n = kwargs.get("n", args[1] if len(args) > 1 else None) or args[0].shape[-1]
-            if first is None and dim in (-1, args[0].dim() - 1) and args[0].is_floating_point() and not has_norm(args, kwargs):
-                self.put(y, Spectrum((args[0],), n))
+            dim, n = call.read_argument("dim", 2, -1), call.read_argument("n", 1) or args[0].shape[-1]
+            if first is None and dim in (-1, args[0].dim() - 1) and args[0].is_floating_point() and not has_norm(call):
+                self.log.put(y, Spectrum((args[0],), n))
         elif first is None:
             return
         elif core in PRODUCTS and len(args) == 2:
             self.multiply_spectra(args, known, y)
         elif core in QUOTIENTS and len(args) == 2 and known[0] is not None and isinstance(args[1], int | float):
-            self.put(y, known[0]._replace(factor=known[0].factor / args[1]))
+            self.log.put(y, known[0]._replace(factor=known[0].factor / args[1]))
         elif core in BACKWARD and len(first.signals) == 2 and not first.is_inverse:
-            norm = kwargs.get("norm", args[3] if len(args) > 3 else None)
+            norm = call.read_argument("norm", 3)
             if norm in (None, "backward", "forward"):
-                self.put(y, first._replace(is_inverse=True, factor=first.factor * (first.n if norm == "forward" else 1)))
+                factor = first.factor * (first.n if norm == "forward" else 1)
+                self.log.put(y, first._replace(is_inverse=True, factor=factor))
         elif core in COPIES or core == "real":
-            self.put(y, first)
+            self.log.put(y, first)
         elif first.is_inverse and core in ("getitem", "narrow") and y.dim() == args[0].dim():
-            self.cut_convolution(frames, args, kwargs, first, y)
+            self.cut_convolution(call, first)
 
     def multiply_spectra(self, args: Any, known: list[Spectrum | None], y: Tensor) -> None:
         """Follow the product of two transforms, or of one with a number."""
         one, other = known
         if one is not None and other is not None:
             if len(one.signals) == len(other.signals) == 1 and one.n == other.n:
-                self.put(y, Spectrum((*one.signals, *other.signals), one.n, one.factor * other.factor))
+                self.log.put(y, Spectrum((*one.signals, *other.signals), one.n, one.factor * other.factor))
             return
         spectrum, by = (one, args[1]) if one is not None else (other, args[0])
         if spectrum is not None and isinstance(by, int | float):
-            self.put(y, spectrum._replace(factor=spectrum.factor * by))
+            self.log.put(y, spectrum._replace(factor=spectrum.factor * by))
 
-    def cut_convolution(self, frames: list[ModuleFrame], args: Any, kwargs: Any, found: Spectrum, y: Tensor) -> None:
+    def cut_convolution(self, call: FollowedFunction, found: Spectrum) -> None:
         """Keep the first entries of an inverse transform that are the convolution of two signals from their start."""
-        frame, (one, other), t = frames[-1], found.signals, y.shape[-1]
-        start = args[0][..., :t]
+        frame, y, (one, other), t = call.frame, call.y, found.signals, call.y.shape[-1]
+        start = call.args[0][..., :t]
         is_start = start.shape == y.shape and start.data_ptr() == y.data_ptr()
         if not is_start or found.n < 2 * t - 1 or t < 2:
             return
@@ -107,16 +106,16 @@ class FourierConvolutions(ChannelScans):
         own, outputs = (x.detach().clone() for x in (tokens, y))  # which the model may change afterwards
         self.convolutions.append(FourierConvolution(frame, "fft", own, scaled, outputs, is_generated))
 
-    def take_convolutions(self, frame: ModuleFrame) -> list[FourierConvolution]:
+    def take(self, frame: ModuleFrame) -> list[FourierConvolution]:
         """Return the convolutions of a module that ends, and forget them."""
         ended = [one for one in self.convolutions if one.frame is frame]
         self.convolutions = [one for one in self.convolutions if one.frame is not frame]
         return ended
 
 
-def has_norm(args: Any, kwargs: Any) -> bool:
+def has_norm(call: FollowedFunction) -> bool:
     """Return whether a transform is divided by the length or by its root."""
-    return kwargs.get("norm", args[3] if len(args) > 3 else None) not in (None, "backward")
+    return call.read_argument("norm", 3) not in (None, "backward")
 
 
 def read_convolution(found: FourierConvolution) -> tuple[RecurrenceCall, CallAdapter]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from regard.observe.interception.handwritten.products.tensor_axes import Axes, AxisTable, Dims
 from regard.observe.interception.handwritten.recurrences.state_loop import CHANGED, Factor
+from regard.observe.interception.handwritten.recurrences.token_order import are_out_of_order
 from regard.observe.interception.lookups import read_version
 from regard.observe.interception.plain_tensors import UnreadableError
 
@@ -64,12 +65,6 @@ class TokenJoiner:
     def count(self, axes: Axes) -> int:
         """Return the number of entries along axes."""
         return prod(self.table.get_sizes(self.table.expand_axes(axes)))
-
-
-def are_out_of_order(parts: Sequence[Tensor]) -> bool:
-    """Return whether tensors are different parts of one memory, one of them before an earlier one."""
-    places, storages = [x.data_ptr() for x in parts], {x.untyped_storage().data_ptr() for x in parts}
-    return len(storages) == 1 and len({*places}) == len(places) and places != sorted(places)
 
 
 def identify_factor(factor: Factor) -> tuple[object, ...]:

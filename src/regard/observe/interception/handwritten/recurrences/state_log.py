@@ -1,6 +1,7 @@
 """The followed products, states and reads of loops, held by weak references, and the states that a later call may continue."""
 
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -21,13 +22,15 @@ from regard.observe.interception.lookups import read_version
 from regard.observe.interception.provenance import ModuleFrame
 
 
-class StateTraces:
-    """The loops of one forward, and the states that those of earlier forwards have left."""
+class StateLog:
+    """The loops of one forward with the traces of their tensors, and the states that those of earlier forwards have left."""
 
     def __init__(self) -> None:
         self.traces: dict[int, tuple[weakref.ref[Tensor], Trace, int]] = {}  # with versions, by the tensor's id
         self.table = AxisTable()
         self.loops: list[StateLoop] = []
+        self.start_shapes = set[torch.Size]()  # of zeros
+        self.decay_shapes = set[torch.Size]()  # of exponentials of products
         self.left = WeakTensorKeyDictionary()
         self.waiting: weakref.WeakSet[StateLoop] = weakref.WeakSet()  # of one token, which a caller may go on with
         self.read_modules: set[int] = set()  # ids of the modules whose loops were recorded
@@ -39,10 +42,11 @@ class StateTraces:
         self.traces.clear()
         self.table.clear()
         self.loops.clear()
+        self.start_shapes.clear()
+        self.decay_shapes.clear()
 
-    def restart(self) -> None:
-        """Forget all loops, and start again at the states that recorded ones have left."""
-        self.clear()
+    def follow_left_states(self) -> None:
+        """Start at the states that recorded loops of earlier forwards have left."""
         self.earlier_modules |= self.read_modules
         for x, left in [*self.left.items()] if len(self.left) else ():
             self.leave(x, left)
@@ -59,6 +63,7 @@ class StateTraces:
 
     def start(self, x: Tensor, loop: StateLoop) -> State:
         """Follow x as the state before the first write of a loop."""
+        self.start_shapes.add(x.shape)
         state = State(loop, (START,), self.table.add_dims(x.shape))
         self.put(x, state)
         return state
@@ -95,6 +100,38 @@ class StateTraces:
         self.traces.pop(id(x), None)
         if len(self.left):
             self.left.pop(x, None)
+
+    def take_loops(self, frame: ModuleFrame) -> Iterator[StateLoop]:
+        """Generate the loops of a module that ends; one of a single token may go on in the module that called it.
+
+        One in which no token decides any weight is a map if it has as many tokens as an input of the module.
+        """
+        module = id(frame.module)
+        for loop in [one for one in self.loops if one.frames and one.frames[-1] is frame]:
+            is_whole = loop.has_several_tokens or module in self.read_modules
+            if loop.left is not None:
+                is_whole = module == loop.left.module
+            if is_whole or len(loop.frames) == 1:
+                self.loops.remove(loop)
+                is_map = loop.has_token_weights or max(loop.depths, default=0) in frame.list_lengths()
+                if (is_whole or loop.has_several_tokens) and is_map and loop.list_outputs():
+                    is_copy = loop.initial is not None and module in self.earlier_modules  # maybe of a state that this one left
+                    loop.is_reported = loop.left is not None or (loop.is_read_as_it_grows and not is_copy)
+                    yield loop
+                continue
+            known = [id(one.module) in self.read_modules for one in loop.frames]
+            loop.frames.pop()
+            if loop.left is None and not any(known):
+                self.loops.remove(loop)
+                self.waiting.add(loop)
+
+    def end_loop(self, loop: StateLoop, frame: ModuleFrame) -> None:
+        """Follow the state that a recorded loop of a module has left, which another call may continue."""
+        self.read_modules.add(id(frame.module))
+        last = None if loop.last is None else loop.last()
+        if last is not None:
+            self.leave(last, LeftState(id(frame.module), loop.has_rates))
+            self.left_shapes.setdefault(id(frame.module), set()).add(last.shape)
 
 
 def count_writes(x: Tensor, trace: Trace) -> int:
