@@ -20,7 +20,7 @@ REARRANGES = (
     PERMUTES_AXES | JOINS_PARTS | SPLITS | {"view", "reshape", "flatten", "unflatten", "unsqueeze", "mT"}
 )  # functions whose layout is logged
 PRODUCTS_OF_TWO = {"matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "baddbmm", "einsum"}
-SHAPED = PRODUCTS_OF_TWO | {"__getitem__", "pad", "view_as_complex", "view_as_real"}  # whose shapes are logged
+SHAPED = PRODUCTS_OF_TWO | {"__getitem__", "select", "narrow", "pad", "view_as_complex", "view_as_real"}  # with logged shapes
 Layout = tuple[tuple[int, ...], tuple[int, ...], tuple[Any, ...], dict[str, Any]]  # shapes before and after, other arguments
 COPIES_ENTRIES = {"reshape", "flatten", "contiguous", "clone", "repeat", "repeat_interleave", "tile"}  # often in another order
 CUTS_OR_ROLLS = {"__getitem__", "narrow", "roll"}
@@ -152,6 +152,8 @@ def find_shapes(name: str, args: Any, result: Any) -> Shapes | None:
     if type(result) is not Tensor or not tensors or result.is_nested or any(x.is_nested for x in tensors):
         return None
     how = args[0] if name == "einsum" else args[1] if name == "__getitem__" else None
+    if name in ("select", "narrow"):
+        how = args[1:] if len(args) == (3 if name == "select" else 4) and SLICES.issuperset(map(type, args[1:])) else None
     if name == "__getitem__":
         entries = how if isinstance(how, tuple) else (how,)
         if not SLICES.issuperset(map(type, entries)):

@@ -127,9 +127,9 @@ def find_scores(frames: list[ModuleFrame], weights: Tensor) -> set[int]:
     return ids if has_end else ids | arguments
 
 
-def find_ancestors(frames: list[ModuleFrame], x: Tensor) -> set[int]:
+def find_ancestors(frames: list[ModuleFrame], x: Tensor | TensorRef) -> set[int]:
     """Return the ids of all tensors that a tensor was made from, in the running frames, and of indices that picked entries."""
-    ids, starts = set[int](), [(weakref.ref(x), 0)]
+    ids, starts = set[int](), [(weakref.ref(x) if isinstance(x, Tensor) else x, 0)]
     while starts:
         ids |= {id(one) for one, _ in starts}
         indices = list[Sized]()

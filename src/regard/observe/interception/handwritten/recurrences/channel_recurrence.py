@@ -23,7 +23,11 @@ from regard.observe.interception.handwritten.recurrences.loop_check import compa
 from regard.observe.interception.handwritten.recurrences.loop_recurrence import GROWS, KERNEL
 from regard.observe.interception.handwritten.recurrences.state_loop import ChannelState
 from regard.observe.interception.handwritten.recurrences.token_joiner import BACKWARDS, DIFFERS
-from regard.observe.interception.handwritten.recurrences.token_order import are_out_of_order, is_increasing, list_picks
+from regard.observe.interception.handwritten.recurrences.token_order import (
+    are_out_of_order,
+    are_taken_out_of_order,
+    is_increasing,
+)
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.provenance import ModuleFrame
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall, RecurrenceFactors, build_read_call
@@ -98,11 +102,11 @@ def find_values(frame: ModuleFrame, read: Sequence[ChannelState], states: Sequen
 
 
 def takes_later_first(loop: ChannelLoop, states: Sequence[ChannelState]) -> bool:
-    """Return whether a loop takes or writes a later token before an earlier one, by their places in memory or their indices."""
+    """Return whether a loop takes or writes a later token before an earlier one, or tokens in another order."""
     series = (*zip(*(one.added for one in states), strict=False), *zip(*(one.gates for one in states[1:]), strict=False))
     if any(map(are_out_of_order, series)) or not is_increasing(loop.places):
         return True
-    return any(len(index) >= len(states) - 1 and not is_increasing(index) for index in list_picks(loop.frame))
+    return are_taken_out_of_order(loop.frame, [[*map(weakref.ref, (*one.added, *one.gates))] for one in states])
 
 
 def have_same_numbers(x: Tensor, y: Tensor) -> bool:

@@ -12,7 +12,14 @@ from regard.observe.interception.function_roles import Role, strip_affixes
 from regard.observe.interception.handwritten.ancestors.ancestor_search import MAX_STEPS, has_tokens, is_end
 from regard.observe.interception.handwritten.products.labelled_product import LabelledProduct, Labels, align_labels, label_terms
 from regard.observe.interception.handwritten.products.tensor_axes import Dims
-from regard.observe.interception.handwritten.recurrences.state_loop import Factor, Product, ReadTrace, State, Trace
+from regard.observe.interception.handwritten.recurrences.state_loop import (
+    Factor,
+    Product,
+    ReadTrace,
+    Sources,
+    State,
+    Trace,
+)
 from regard.observe.interception.handwritten.softmax.pair_loops import ENTRY_PICKS
 from regard.observe.interception.lookups import IS_TENSOR, read_version
 from regard.observe.interception.provenance import ModuleFrame
@@ -54,10 +61,23 @@ def is_of_one_token(frame: ModuleFrame, x: Tensor) -> bool:
     return False
 
 
+def add_sources(product: Product, frame: ModuleFrame, factors: Any, traces: dict[int, Trace]) -> Product:
+    """Return a product with what is known of the tensors that it is of: how many depend on tokens, and which they are."""
+    count = count_token_factors(frame, factors, traces)
+    return product._replace(token_factors=count, sources=list_sources(factors, traces))
+
+
 def count_token_factors(frame: ModuleFrame, factors: Any, traces: dict[int, Trace]) -> int:
     """Return the number of factors, and of those of products among them, that depend on tokens."""
     found = [(x, traces.get(id(x))) for x in factors if isinstance(x, Tensor)]
     return sum(one.token_factors if isinstance(one, Product) else int(has_tokens(frame, x)) for x, one in found)
+
+
+def list_sources(factors: Any, traces: dict[int, Trace]) -> Sources:
+    """Return the tensors among factors, and the sources of those of products among them."""
+    found = [(x, traces.get(id(x))) for x in factors if isinstance(x, Tensor)]
+    own = (one.sources if isinstance(one, Product) else (weakref.ref(x),) for x, one in found)
+    return tuple(one for sources in own for one in sources)
 
 
 def can_view(x: Tensor, y: Tensor) -> bool:

@@ -45,7 +45,8 @@ def follow_factors(log: StateLog, call: FollowedFunction, product: Product, resu
         part = one.view(results[0].shape) if call.core in RESHAPES else call.func(one, *call.args[1:], **call.kwargs)
         parts.append([part] if isinstance(part, Tensor) else part)
     for y, factors in zip(results, zip(*parts, strict=True), strict=True):
-        log.put(y, product._replace(factors=factors))
+        sources = product.sources if y.numel() == call.args[0].numel() else (weakref.ref(y),)
+        log.put(y, product._replace(factors=factors, sources=sources))
 
 
 def follow_written(log: StateLog, args: Any, trace: Trace | None) -> None:

@@ -16,6 +16,9 @@ START = -1  # the place of the state before the first write
 CHANGED = "one of its tensors was changed in place after it was read"
 
 
+Sources = tuple["weakref.ref[Tensor]", ...]  # of a followed tensor, as the log of a module has them
+
+
 class Factor(NamedTuple):
     """A tensor, and the axes of a state that each of its dimensions has: none where it is broadcast.
 
@@ -28,10 +31,14 @@ class Factor(NamedTuple):
 
 
 class Decay(NamedTuple):
-    """What a state was multiplied by, and the factors whose product this is the exponential of, if it is one."""
+    """What a state was multiplied by, and the factors whose product this is the exponential of, if it is one.
+
+    sources are the tensors that it was multiplied by, as the module's log has them.
+    """
 
     factor: Factor
     exponents: tuple[Factor, ...] = ()
+    sources: "Sources" = ()
 
 
 class Write(NamedTuple):
@@ -46,6 +53,7 @@ class Write(NamedTuple):
     factors: tuple[Factor, ...]
     correction: int | None = None
     token_factors: int = 0
+    sources: Sources = ()
 
 
 class Read(NamedTuple):
@@ -58,6 +66,7 @@ class Read(NamedTuple):
     output: Factor
     function: str
     made: "weakref.ref[Tensor]"  # the tensor that was read
+    sources: Sources = ()  # of the query
 
 
 class LeftState(NamedTuple):
@@ -122,13 +131,14 @@ class Product(NamedTuple):
     """A tensor as the product of views of its shape, or as the exponential of one.
 
     correction is a read that was subtracted from one of its factors, the value. token_factors is the number of its factors that
-    depend on tokens.
+    depend on tokens; sources are the tensors that it was made of.
     """
 
     factors: tuple[Tensor, ...]
     is_exponential: bool = False
     correction: "ReadTrace | None" = None
     token_factors: int = 0
+    sources: Sources = ()
 
     @property
     def is_plain(self) -> bool:

@@ -11,7 +11,7 @@ from regard.observe.interception.handwritten.products.labelled_product import La
 from regard.observe.interception.handwritten.products.tensor_axes import Dims
 from regard.observe.interception.handwritten.recurrences.followed_function import FollowedFunction
 from regard.observe.interception.handwritten.recurrences.outer_products import (
-    count_token_factors,
+    add_sources,
     label_operands,
     multiply_by_number,
     multiply_operands,
@@ -24,6 +24,7 @@ from regard.observe.interception.handwritten.recurrences.state_loop import (
     Product,
     Read,
     ReadTrace,
+    Sources,
     State,
     StateLoop,
 )
@@ -57,9 +58,9 @@ def follow_contraction(log: StateLog, call: FollowedFunction) -> None:
     state.loop.has_token_weights |= is_of_tokens
     if list_axes(log.table, state.dims) - list_axes(log.table, dims[2]):
         query = query if product.factor == 1 else Factor(query.tensor * product.factor, query.dims)
-        read_state(log, state, query, dims[2], call.y, call.core)
+        read_state(log, state, query, dims[2], call, (weakref.ref(others[0]),))
     elif is_own:
-        log.put(call.y, state._replace(dims=dims[2], decays=(*state.decays, Decay(query))))
+        log.put(call.y, state._replace(dims=dims[2], decays=(*state.decays, Decay(query, (), (weakref.ref(others[0]),)))))
 
 
 def follow_outer_product(
@@ -70,7 +71,7 @@ def follow_outer_product(
     outer = multiply_operands(operands, *label_operands(product, call.core, call.args, operands), call.traces, call.y)
     if outer is None:
         return
-    outer = outer._replace(token_factors=count_token_factors(call.frame, operands, call.traces))
+    outer = add_sources(outer, call.frame, operands, call.traces)
     if product is None or added is None:
         log.put(call.y, outer)
         return
@@ -108,11 +109,12 @@ def follow_sum(log: StateLog, call: FollowedFunction) -> None:
     dims = tuple(() if n in summed else axes for n, axes in enumerate(state.dims) if keeps or n not in summed)
     *decays, last = state.decays
     if list_axes(log.table, last.factor.dims) - list_axes(log.table, dims):
-        read_state(log, state._replace(decays=tuple(decays)), last.factor, dims, call.y, "mul and sum")
+        read_state(log, state._replace(decays=tuple(decays)), last.factor, dims, call, last.sources)
 
 
-def read_state(log: StateLog, state: State, query: Factor, dims: Dims, y: Tensor, function: str) -> None:
-    """Follow y, what a query reads from states; a copy is kept, since y may be written into."""
+def read_state(log: StateLog, state: State, query: Factor, dims: Dims, call: FollowedFunction, sources: Sources) -> None:
+    """Follow what a query reads from states; a copy is kept, since it may be written into."""
+    y, function = call.y, "mul and sum" if call.core == "sum" else call.core
     output = Factor(y.detach().clone(), dims)
-    state.loop.reads.append(Read(state.places, state.time, state.decays, query, output, function, weakref.ref(y)))
+    state.loop.reads.append(Read(state.places, state.time, state.decays, query, output, function, weakref.ref(y), sources))
     log.put(y, ReadTrace(state.loop, len(state.loop.reads) - 1))

@@ -7,8 +7,10 @@ from torch import Tensor
 from regard.observe.interception.handwritten.products.score_form import PRODUCTS, QUOTIENTS
 from regard.observe.interception.handwritten.recurrences.followed_function import FollowedFunction
 from regard.observe.interception.handwritten.recurrences.outer_products import (
+    add_sources,
     count_token_factors,
     expand_value,
+    list_sources,
     multiply_by_number,
     multiply_entries,
     read_factor,
@@ -17,6 +19,7 @@ from regard.observe.interception.handwritten.recurrences.state_log import StateL
 from regard.observe.interception.handwritten.recurrences.state_loop import (
     START,
     Decay,
+    Factors,
     Product,
     ReadTrace,
     State,
@@ -34,7 +37,7 @@ def follow_multiplication(log: StateLog, call: FollowedFunction) -> None:
     if core == "addcmul":
         state, product = call.find(args[0]), multiply_entries(args[1:], call.traces, y) if len(args) == 3 else None
         if isinstance(state, State) and product is not None:
-            product = product._replace(token_factors=count_token_factors(call.frame, args[1:], call.traces))
+            product = add_sources(product, call.frame, args[1:], call.traces)
             write_product(log, call.frames, state, multiply_by_number(product, call.kwargs.get("value", 1), y), y)
         return
     if core in QUOTIENTS and len(args) == 2 and id(args[0]) in call.traces and not call.is_reversed and not call.kwargs:
@@ -51,7 +54,7 @@ def follow_multiplication(log: StateLog, call: FollowedFunction) -> None:
     elif isinstance(second, State) and not isinstance(first, State):
         decay_state(log, call.frame, second, args[0], first, y)
     elif (product := multiply_entries(args, call.traces, y)) is not None:
-        log.put(y, product._replace(token_factors=count_token_factors(call.frame, args, call.traces)))
+        log.put(y, add_sources(product, call.frame, args, call.traces))
 
 
 def follow_addition(log: StateLog, call: FollowedFunction) -> None:
@@ -74,11 +77,11 @@ def follow_difference(log: StateLog, call: FollowedFunction, args: Any, first: T
     """Follow the difference of two values: a value and what its key reads, or a state and what is subtracted from it."""
     y = call.y
     if isinstance(second, ReadTrace) and not isinstance(first, State | ReadTrace):
-        count = count_token_factors(call.frame, args[:1], call.traces)
-        log.put(y, Product((expand_value(args[0], y),), False, second, count))
+        product = Product((expand_value(args[0], y),), False, second)
+        log.put(y, add_sources(product, call.frame, args[:1], call.traces))
     elif isinstance(first, ReadTrace) and not isinstance(second, State | ReadTrace):
-        factors = expand_value(args[1], y), expand_value(-1, y)
-        log.put(y, Product(factors, False, first, count_token_factors(call.frame, args[1:], call.traces)))
+        product = Product((expand_value(args[1], y), expand_value(-1, y)), False, first)
+        log.put(y, add_sources(product, call.frame, args[1:], call.traces))
     elif isinstance(second, Product) and isinstance(first, State):
         write_product(log, call.frames, first, multiply_by_number(second, -1, y), y)
 
@@ -87,7 +90,7 @@ def follow_first_sum(log: StateLog, call: FollowedFunction, args: Any, first: Tr
     """Follow the sum of two products, or of one and a number or tensor, as a state of a loop that starts without zeros."""
     frames, y = call.frames, call.y
     products = [one for one in (first, second) if isinstance(one, Product) and one.is_plain]
-    other = next((x for x, one in zip(args, (first, second), strict=True) if one is None), None)
+    other = next((x for x, one in zip(args, (first, second), strict=True) if one is None or isinstance(one, Factors)), None)
     is_sure = all(one.token_factors > 1 for one in products)
     if len(products) == 2 and is_sure:
         last, decayed = sorted(products, key=lambda one: len(one.factors))
@@ -101,7 +104,7 @@ def follow_first_sum(log: StateLog, call: FollowedFunction, args: Any, first: Tr
 def start_from_product(log: StateLog, frames: list[ModuleFrame], first: Product, second: Product, y: Tensor) -> None:
     """Follow y as the second state of a loop that starts without zeros: what multiplies the first product is a decay."""
     count = len(second.factors)
-    written = Product(first.factors[:count], token_factors=second.token_factors)
+    written = Product(first.factors[:count], token_factors=second.token_factors, sources=first.sources[:count])
     write_product(log, frames, log.start(y, StateLoop()), written, y)
     state = log.find(y)
     for by in first.factors[count:]:
@@ -119,7 +122,8 @@ def decay_state(log: StateLog, frame: ModuleFrame, state: State, by: Any, trace:
         state.loop.has_token_weights = count_token_factors(frame, [by], {id(by): trace} if trace else {}) > 0
     exponents = trace.factors if isinstance(trace, Product) and trace.is_exponential else ()
     factor, *rest = (read_factor(expand_value(one, y), dims) for one in (by, *exponents))
-    decayed = state._replace(dims=dims, decays=(*state.decays, Decay(factor, tuple(rest))))
+    sources = list_sources([by], {id(by): trace} if trace else {})
+    decayed = state._replace(dims=dims, decays=(*state.decays, Decay(factor, tuple(rest), sources)))
     log.put(y, decayed)
     return decayed
 
@@ -144,7 +148,7 @@ def write_product(log: StateLog, frames: list[ModuleFrame], state: State, produc
         return
     factors = tuple(read_factor(expand_value(one, y), loop.dims) for one in product.factors)
     place = None if correction is None else correction.place
-    written = Write(state.places[0], state.decays if is_same else (), factors, place, product.token_factors)
+    written = Write(state.places[0], state.decays if is_same else (), factors, place, product.token_factors, product.sources)
     log.put(y, State(loop, (loop.add_write(frames, written, y),), loop.dims))
 
 

@@ -5,9 +5,11 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from regard.observe.interception.handwritten.ancestors.ancestor_search import find_ancestors
+from regard.observe.interception.handwritten.ancestors.ancestor_search import TensorRef, find_ancestors
+from regard.observe.interception.lookups import SPLITS
 from regard.observe.interception.provenance import WEIGHT, ModuleFrame, Operation
 
+MAX_STEPS = 256  # back from what a token writes
 REVERSALS = {"flip", "fliplr", "flipud", "rot90", "sort", "msort", "argsort", "take", "masked_select", "index_put"}
 
 
@@ -22,27 +24,88 @@ def is_increasing(places: Sequence[int]) -> bool:
     return all(one < other for one, other in pairwise(places))
 
 
-def list_picks(frame: ModuleFrame) -> list[list[int]]:
-    """Return the indices of the entries that a module takes of each tensor, in the order in which it first uses them."""
-    places, picked = dict[int, tuple[tuple[int, int], int]](), dict[tuple[int, int], dict[int, None]]()
-    for one in frame.list_operations():
-        for x in one.given:
-            if id(x) in places:
-                source, index = places[id(x)]
-                picked.setdefault(source, {})[index] = None
-        if one.along is None or not one.given:
-            continue
-        axis, shape = one.along
-        if one.name == "__getitem__":
-            how = one.shapes.how if one.shapes is not None else None
-            found = [n % shape[axis] for n in (how if isinstance(how, tuple) else (how,)) if type(n) is int][:1]
-        else:
-            found = [*range(len(one.results))] if len(one.results) == shape[axis] else []
-        places |= {id(y): ((id(one.given[0]), axis), index) for y, index in zip(one.results, found, strict=False)}
-    return [[*index] for index in picked.values()]
+def are_taken_out_of_order(frame: ModuleFrame, series: Sequence[Sequence[TensorRef]]) -> bool:
+    """Return whether a loop that takes one series of tensors for each token takes a later token before an earlier one.
+
+    So it does if a function of the module brought tokens to another order before.
+    """
+    return TokenPicks(frame, len(series)).takes_later_first(series) or any(has_other_order(frame, x) for x in series[-1])
 
 
-def has_other_order(frame: ModuleFrame, x: Tensor) -> bool:
+class TokenPicks:
+    """The tensors of single tokens, or of a few, that functions took of longer tensors in a module, by their first index."""
+
+    def __init__(self, frame: ModuleFrame, tokens: int) -> None:
+        self.frame = frame
+        self.picks: dict[int, tuple[int, int]] = {}  # the id of the longer tensor and the index, by the id of the result
+        for one in frame.list_operations():
+            if one.given and one.child is None and (indices := find_indices(one, tokens)):
+                found = zip(one.results, indices, strict=False)
+                self.picks |= {id(y): (id(one.given[0]), n) for y, n in found if frame.find_contents(one.given[0]) != WEIGHT}
+
+    def takes_later_first(self, series: Sequence[Sequence[TensorRef]]) -> bool:
+        """Return whether a loop that takes one series of tensors after another takes some token before an earlier one.
+
+        Of tensors that no function of the module made of picks, as those of a module that it calls, the order of their first
+        use counts.
+        """
+        places = dict[int, list[int]]()
+        for tensors in series:
+            for source, index in self.find_last(tensors).items():
+                places.setdefault(source, []).append(index)
+        known = [one for one in places.values() if len(one) >= len(series) - 1]
+        used = [one for one in self.list_used() if len(one) >= len(series) - 1]
+        return any(one != sorted(one) for one in known) if known else not all(map(is_increasing, used))
+
+    def find_last(self, tensors: Sequence[TensorRef]) -> dict[int, int]:
+        """Return the last index that some tensors were made of in each longer tensor, by its id."""
+        found, waiting, seen = dict[int, int](), [*tensors], set[int]()
+        while waiting and len(seen) < MAX_STEPS:
+            one = waiting.pop()
+            if id(one) in seen:
+                continue
+            seen.add(id(one))
+            if id(one) in self.picks:
+                source, index = self.picks[id(one)]
+                found[source] = max(index, found.get(source, index))
+            else:
+                waiting += [x for maker in self.frame.find_makers(one) for x in maker.given]
+        return found
+
+    def list_used(self) -> list[list[int]]:
+        """Return the indices that the module took of each longer tensor, in the order in which it first used them."""
+        used = dict[int, dict[int, None]]()
+        for one in self.frame.list_operations():
+            for source, index in (self.picks[id(x)] for x in one.given if id(x) in self.picks):
+                used.setdefault(source, {})[index] = None
+        return [[*indices] for indices in used.values()]
+
+
+def find_indices(operation: Operation, tokens: int) -> list[int]:
+    """Return the first index of each result along the axis of this length that a function cuts; none if it cuts none."""
+    name, results, how = operation.name.strip("_"), operation.results, operation.shapes and operation.shapes.how
+    if operation.lookup is not None:
+        rows = operation.lookup.read_index() if operation.lookup.size == tokens else None
+        return [] if rows is None or not 0 < rows.shape[-1] < tokens else [int(rows.flatten()[0]) % tokens]
+    if name == "getitem" and operation.shapes is not None:
+        entries, shape = how if isinstance(how, tuple) else (how,), [*operation.shapes.given[0]]
+        own = [one for one in entries if one is not None and one is not Ellipsis]
+        front = next((n for n, one in enumerate(x for x in entries if x is not None) if one is Ellipsis), len(own))
+        axes = [*range(front), *range(len(shape) - len(own) + front, len(shape))]
+        cuts = [(one, shape[axis]) for one, axis in zip(own, axes, strict=False) if one != slice(None)]
+        return [one % n if type(one) is int else one.indices(n)[0] for one, n in cuts if n == tokens][:1]
+    if name in ("select", "narrow") and operation.shapes is not None and how is not None:
+        size = operation.shapes.given[0][how[0]]
+        return [how[1] % size] if size == tokens else []
+    if operation.along is not None and len(results) == operation.along[1][operation.along[0]] == tokens:
+        return [*range(tokens)]
+    if name in SPLITS and operation.layout is not None and len(results) > 1 and tokens in operation.layout[0]:
+        axis = next((n for n, size in enumerate(operation.layout[0]) if size != operation.layout[1][n]), None)
+        return [*range(len(results))] if axis is not None and operation.layout[0][axis] == tokens else []
+    return []
+
+
+def has_other_order(frame: ModuleFrame, x: Tensor | TensorRef) -> bool:
     """Return whether x was made of a tensor whose tokens may be in another order, which its map would have too."""
     moved = {id(y) for one in frame.list_operations() if may_move_tokens(frame, one) for y in one.results}
     return bool(moved) and not moved.isdisjoint(find_ancestors([frame], x))
