@@ -318,14 +318,17 @@ class AttentionFunctionMode(TorchFunctionMode):
         """Report a recurrence over tokens that ran in a module that ends, and that was not read. A failure is reported too."""
         try:
             reads = self.list_channel_reads(frame)
-            axes = [] if self.loops.log.may_continue_copy(frame) else find_token_axes(frame)
+            axes = find_token_axes(frame)
             watchers = [one for one in STATE.watchers if one.may_miss(frame.module)] if axes else []
-            is_repeated = bool(axes and reads) and frame.module in self.loops.channels.modules
-            reason, length = find_unread_recurrence(frame, axes) if watchers or is_repeated else "", 0
+            is_searched = bool(watchers) or (bool(axes and reads) and frame.module in self.loops.channels.modules)
+            reason, length = find_unread_recurrence(frame, axes) if is_searched else "", 0
             for tokens in axes if not reason else []:
                 watchers = [one for one in STATE.watchers if one.may_miss(frame.module, tokens.size)]
-                if watchers and writes_to_memory(frame, frame.list_operations(), tokens):
+                if watchers and not is_searched:  # beside maps with a softmax
+                    reason, length = find_unread_recurrence(frame, [tokens]), tokens.size
+                if watchers and not reason and writes_to_memory(frame, frame.list_operations(), tokens):
                     reason, length = MEMORY, tokens.size
+                if reason:
                     break
             for one in self.loops.convolutions.take(frame):
                 dispatch_call("by hand: convolution", lambda: None, partial(read_convolution, one))

@@ -25,6 +25,7 @@ from regard.observe.interception.handwritten.recurrences.loop_check import COARS
 from regard.observe.interception.handwritten.recurrences.loop_recurrence import CHUNKS, GROWS, TIMES
 from regard.observe.interception.handwritten.recurrences.state_loop import CHANGED
 from regard.observe.interception.handwritten.recurrences.token_joiner import BACKWARDS
+from regard.observe.run_tracker import UNKNOWN_STATE
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -272,17 +273,32 @@ def test_calls_that_continue_a_state_form_the_map_of_one_call(lengths):
 @pytest.mark.parametrize("lengths", [(5, 1, 1), (3, 4)])
 @pytest.mark.parametrize("has_cell", [False, True])
 @pytest.mark.parametrize("copy", [Tensor.clone, Tensor.detach, lambda x: x.view(x.shape), lambda x: x.flip(0)])
-def test_calls_that_continue_a_copy_of_a_state_are_followed_or_left_out_without_a_false_reason(copy, has_cell, lengths):
+def test_calls_that_continue_a_copy_of_a_state_or_its_rows_in_another_order_form_one_map(copy, has_cell, lengths):
     model, x = StatefulLayer(has_cell), torch.randn(2, sum(lengths), 6)
     with record(model) as recording, torch.no_grad():
         state = None
         for part in x.split(lengths, 1):
             _, state = model(part, None if state is None else copy(state))
     assert not recording.missed
+    rows, parts = torch.arange(2), []  # of the last call, which go on with those of the calls before
+    for part in x.split(lengths, 1)[::-1]:
+        parts.insert(0, part[rows])
+        rows = copy(torch.arange(2.0))[rows].long()
     with torch.no_grad():
-        expected = compute_matrix(model.project(x[:, : lengths[0]]))
-    found = recording.map(0, kind="implicit")
-    assert (found.dense()[:, :, : lengths[0], : lengths[0]] - expected).abs().max() < EQUAL
+        expected = compute_matrix(model.project(torch.cat(parts, 1)))
+    assert (recording.map(0, kind="implicit").dense() - expected).abs().max() < EQUAL
+
+
+@pytest.mark.parametrize("has_cell", [False, True])
+def test_a_call_that_is_given_another_state_than_a_recorded_one_has_left_is_missed_by_its_reason(has_cell):
+    model, x = StatefulLayer(has_cell), torch.randn(2, 7, 6)
+    with pytest.warns(UserWarning, match="enter record before the prompt"), record(model) as recording, torch.no_grad():
+        for state in (None, torch.randn(2, 3, 2, 4)):
+            model(x, state)
+    with torch.no_grad():
+        expected = compute_matrix(model.project(x))
+    assert (recording.runs[0].calls[0].map.dense() - expected).abs().max() < EQUAL
+    assert [one.reason for one in recording.missed] == [UNKNOWN_STATE]
 
 
 def test_a_loop_inside_vmap_is_neither_recorded_nor_missed():

@@ -77,6 +77,8 @@ class LoopTracker:
     ) -> None:
         """Follow a function, unless it does nothing that is followed, or torch.func transforms it."""
         log, frame = self.log, frames[-1]
+        for one in frames if log.left_samples else ():
+            log.follow_copies(one)
         reads_scan, starts_rounds = may_read_scan(log, role, args), self.rounds.may_start(role, args)
         ends_rounds = bool(self.pairs) and may_end_rounds(role, name) and isinstance(result, Tensor)
         if not (reads_scan or starts_rounds or ends_rounds or self.may_follow(role, name, args, kwargs, result)):

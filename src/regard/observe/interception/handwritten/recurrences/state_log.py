@@ -1,8 +1,9 @@
 """The followed products, states and reads of loops, held by weak references, and the states that a later call may continue."""
 
 import weakref
+from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +21,17 @@ from regard.observe.interception.handwritten.recurrences.state_loop import (
 )
 from regard.observe.interception.lookups import read_version
 from regard.observe.interception.provenance import ModuleFrame
+from regard.observe.interception.recurrent.recurrence_call import copy_sample
+
+MAX_LEFT = 8  # states of a module of which a copy is known again
+
+
+class LeftSample(NamedTuple):
+    """The shape of a state that a recorded loop has left, and some of its numbers (b, n)."""
+
+    shape: torch.Size
+    numbers: Tensor
+    left: LeftState
 
 
 class StateLog:
@@ -34,8 +46,8 @@ class StateLog:
         self.left = WeakTensorKeyDictionary()
         self.waiting: weakref.WeakSet[StateLoop] = weakref.WeakSet()  # of one token, which a caller may go on with
         self.read_modules: set[int] = set()  # ids of the modules whose loops were recorded
-        self.earlier_modules: set[int] = set()  # of those, in earlier forwards
-        self.left_shapes: dict[int, set[torch.Size]] = {}  # of the states that recorded loops have left, by module
+        self.left_samples: dict[int, deque[LeftSample]] = {}  # of the states that recorded loops have left, by module
+        self.searched: weakref.WeakSet[ModuleFrame] = weakref.WeakSet()  # for copies of these
 
     def clear(self) -> None:
         """Forget all loops."""
@@ -47,14 +59,18 @@ class StateLog:
 
     def follow_left_states(self) -> None:
         """Start at the states that recorded loops of earlier forwards have left."""
-        self.earlier_modules |= self.read_modules
         for x, left in [*self.left.items()] if len(self.left) else ():
             self.leave(x, left)
 
-    def may_continue_copy(self, frame: ModuleFrame) -> bool:
-        """Return whether a module is given what may be a copy of a state that a recorded loop of it has left."""
-        shapes = self.left_shapes.get(id(frame.module))
-        return shapes is not None and any(x.shape in shapes for x in frame.input_tensors)
+    def follow_copies(self, frame: ModuleFrame) -> None:
+        """Start at the arguments of a module that are copies of a state that a recorded loop of it has left, or of its rows."""
+        if id(frame.module) not in self.left_samples or frame in self.searched:
+            return
+        self.searched.add(frame)
+        for x in frame.input_tensors:
+            found = [one for one in self.left_samples[id(frame.module)] if self.find(x) is None and is_copy(x, one)]
+            if found:
+                self.leave(x, found[-1].left)
 
     def leave(self, x: Tensor, left: LeftState) -> None:
         """Start a loop at a state that a recorded one has left, in this forward or in a later one."""
@@ -115,8 +131,7 @@ class StateLog:
                 self.loops.remove(loop)
                 is_map = loop.has_token_weights or max(loop.depths, default=0) in frame.list_lengths()
                 if (is_whole or loop.has_several_tokens) and is_map and loop.list_outputs():
-                    is_copy = loop.initial is not None and module in self.earlier_modules  # maybe of a state that this one left
-                    loop.is_reported = loop.left is not None or (loop.is_read_as_it_grows and not is_copy)
+                    loop.is_reported = loop.left is not None or loop.is_read_as_it_grows
                     yield loop
                 continue
             known = [id(one.module) in self.read_modules for one in loop.frames]
@@ -130,8 +145,18 @@ class StateLog:
         self.read_modules.add(id(frame.module))
         last = None if loop.last is None else loop.last()
         if last is not None:
-            self.leave(last, LeftState(id(frame.module), loop.has_rates))
-            self.left_shapes.setdefault(id(frame.module), set()).add(last.shape)
+            left = LeftState(id(frame.module), loop.has_rates)
+            self.leave(last, left)
+            samples = self.left_samples.setdefault(id(frame.module), deque(maxlen=MAX_LEFT))
+            samples.append(LeftSample(last.shape, copy_sample(last), left))
+
+
+def is_copy(x: Tensor, sample: LeftSample) -> bool:
+    """Return whether each row of a tensor is one of a state, as far as some of their numbers show."""
+    numbers = sample.numbers
+    if x.shape[1:] != sample.shape[1:] or x.dtype != numbers.dtype or x.device != numbers.device or not bool(x.any()):
+        return False
+    return bool((copy_sample(x).unsqueeze(1) == numbers).all(-1).any(-1).all())
 
 
 def count_writes(x: Tensor, trace: Trace) -> int:
