@@ -466,6 +466,45 @@ class Scanned(Gated):
         return totals * (values / totals).cumsum(1)
 
 
+class Doubled(Gated):
+    """The same in rounds."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        gates, states = self.project(x).chunk(2, -1)
+        gates, states = gates.sigmoid(), (1 - gates.sigmoid()) * states
+        for n in (1, 2, 4):
+            states = torch.cat([states[:, :n], states[:, n:] + gates[:, n:] * states[:, :-n]], 1)
+            gates = torch.cat([gates[:, :n], gates[:, n:] * gates[:, :-n]], 1)
+        return states
+
+
+class BesideKernel(nn.Module):
+    """A recurrence of vectors beside F.scaled_dot_product_attention, in a module of its own or in the same forward."""
+
+    def __init__(self, part: type[Gated], is_inside: bool) -> None:
+        super().__init__()
+        self.own = part()
+        self.run = self.own if is_inside else self.own.forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.unsqueeze(1)
+        return F.scaled_dot_product_attention(y, y, y).squeeze(1) + self.run(x)
+
+
+@pytest.mark.parametrize("is_inside", [False, True])
+@pytest.mark.parametrize("part", [Gated, Scanned, Doubled])
+@torch.no_grad()
+def test_recurrences_of_vectors_beside_a_kernel_are_recorded_as_without_a_compiler(part, is_inside):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(BesideKernel(part, is_inside)).double(), torch.randn(B, 8, C, dtype=torch.float64)
+    expected, output, recording, plain = compile_and_record(model, x)
+    assert torch.equal(output, expected)
+    assert_same_maps(recording, plain)
+    assert [call.kind for call in recording.calls] == ["self", "implicit"]
+    found = recording.map(0, kind="implicit") @ recording.values(0, kind="implicit")
+    assert_within(found.squeeze(-1).mT, model[0].own(x), 1e-12)
+
+
 @pytest.mark.parametrize("is_inside", [False, True])
 @pytest.mark.parametrize("part", [Retention, Gated, Scanned])
 @torch.no_grad()

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from regard.observe.interception.graph_nodes import (
+    carries_state,
     find_module_id,
     get_name,
     has_attention,
@@ -79,7 +80,8 @@ def add_ops(gm: fx.GraphModule, is_part: bool) -> bool:
                 return False
             reason = BESIDE.format(get_name(node))
             new_nodes.append((node, torch.ops.regard.report, (f"compiled {get_name(node)}", reason, module)))
-    if not observed_ids and (not new_nodes or multiplies_tokens(gm) or any(map(is_recurrent, gm.graph.nodes))):
+    has_more = multiplies_tokens(gm) or carries_state(gm) or any(map(is_recurrent, gm.graph.nodes))
+    if not observed_ids and (not new_nodes or has_more):
         return False
     if is_part:
         first_node = next(node for node in gm.graph.nodes if node.op not in ("placeholder", "get_attr"))

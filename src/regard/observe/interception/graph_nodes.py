@@ -6,9 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from regard.observe.interception.function_roles import MULTIPLIES, Role
+from regard.observe.interception.function_roles import MULTIPLIES, Role, strip_affixes
 from regard.observe.interception.function_wrappers import classify_function
+from regard.observe.interception.handwritten.unread.unread_loops import MOVES
+from regard.observe.interception.lookups import JOINS_PARTS, RUNNING
 
+MIN_STEPS = 3  # of a state, fewer of which are a layer that scales and shifts
+KEEPS_STATE = MOVES | JOINS_PARTS
 STEPS = 6  # most functions between a softmax and the product with the values
 ENDS = (Role.ADD, Role.SUM, Role.PRODUCT, Role.CONVOLUTION, Role.NONLINEAR)  # functions whose results are no weights
 
@@ -78,6 +82,36 @@ def multiplies_tokens(gm: fx.GraphModule) -> bool:
         made_of[node] = {isinstance(node.meta.get("example_value"), nn.Parameter)} if is_input else set().union(*sources)
         is_product = node.op in ("call_function", "call_method") and classify_node(node)[1] in MULTIPLIES
         if is_product and sources and sum(len(one) > 1 for one in sources) >= min(2, len(sources)):
+            return True
+    return False
+
+
+def carries_state(gm: fx.GraphModule) -> bool:
+    """Return whether a graph sums up along an axis, or multiplies and adds to one tensor several times, as a recurrence does.
+
+    Between a product, a sum and the next product there are views, copies, parts and joined parts alone.
+    """
+    steps: dict[fx.Node, int] = {}  # sums, each of a product of the one before
+    multiplied: dict[fx.Node, int] = {}  # the steps of what a product multiplies
+    for node in gm.graph.nodes:
+        if node.op not in ("call_function", "call_method"):
+            continue
+        _, name, _, role = classify_node(node)
+        core, sources = strip_affixes(name), node.all_input_nodes
+        made = node.meta.get("example_value")
+        if core in RUNNING and isinstance(made, Tensor) and made.is_floating_point():
+            return True
+        before, products = (max((found[one] for one in sources if one in found), default=-1) for found in (steps, multiplied))
+        if core in ("addcmul", "lerp"):
+            steps[node] = max(before, products, 0) + 1
+        elif role is Role.ADD:
+            steps[node] = max(before, products + 1, 0)
+        elif role is Role.MULTIPLY:
+            multiplied[node] = max(before, products, 0)
+        elif core in KEEPS_STATE:
+            steps |= {node: before} if before >= 0 else {}
+            multiplied |= {node: products} if products >= 0 else {}
+        if steps.get(node, 0) >= MIN_STEPS:
             return True
     return False
 

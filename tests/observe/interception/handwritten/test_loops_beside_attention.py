@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from observe.recording_checks import EQUAL, distance, record_and_compare
+from regard.observe.interception.handwritten.unread.unread_recurrences import LOOP
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -238,3 +239,51 @@ SUMS = (
 def test_sums_of_outer_products_without_attention_are_neither_recorded_nor_missed(form):
     recording, _ = record_and_compare(Sums(form), lambda model: model(torch.randn(3, 7, 8)))
     assert not recording.calls
+
+
+class Gates(Written):
+    """Attention and a loop over vectors in one forward: the sum of both."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, self.states = torch.zeros(len(x), 8), []
+        for i in range(x.shape[1]):
+            z = self.q(x[:, i]).sigmoid()
+            h = (1 - z) * h + z * self.v(x[:, i])
+            self.states.append(h)
+        return self.form(self, x)[0] + torch.stack(self.states, 1)
+
+
+def attend_by_hand(layer, x):
+    weights = score(layer, x).softmax(-1)
+    return weights @ layer.k(x), weights
+
+
+def attend_by_kernel(layer, x):
+    context = nn.functional.scaled_dot_product_attention(layer.q(x), layer.k(x), layer.k(x), scale=1.0)
+    return context, score(layer, x).softmax(-1)
+
+
+@pytest.mark.parametrize("form", [attend_by_hand, attend_by_kernel])
+def test_a_loop_over_vectors_is_recorded_beside_attention_of_the_same_module(form):
+    model, x = Gates(form), torch.randn(3, 7, 8)
+    recording, _ = record_and_compare(nn.Sequential(model), lambda model: model(x))
+    with torch.no_grad():
+        weights = form(model, x)[1]
+    assert sorted(call.kind for call in recording.calls) == ["implicit", "self"]
+    assert distance(recording.map(0), weights.unsqueeze(1)) < EQUAL
+    product = recording.map(0, kind="implicit") @ recording.values(0, kind="implicit")
+    assert (product.squeeze(-1).mT - torch.stack(model.states, 1)).abs().max() < EQUAL
+
+
+def test_a_loop_over_vectors_that_is_not_read_is_missed_beside_attention_of_the_same_module():
+    class Growing(Written):
+        def forward(self, x: Tensor) -> Tensor:
+            h, states = torch.zeros(len(x), 8), []
+            for i in range(x.shape[1]):
+                h = self.q(x[:, i]).exp() * h + self.v(x[:, i])
+                states.append(h)
+            return self.form(self, x)[0] + torch.stack(states, 1)
+
+    recording, _ = record_and_compare(Growing(attend_by_hand), lambda model: model(torch.randn(3, 7, 8)), missing=True)
+    assert [call.kind for call in recording.calls] == ["self"]
+    assert [one.reason for one in recording.missed] == [LOOP]
