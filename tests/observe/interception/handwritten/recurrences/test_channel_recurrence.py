@@ -56,6 +56,96 @@ def test_the_map_of_a_loop_over_vectors_is_its_derivative(style):
     assert call.map.certificate().error < EQUAL
 
 
+SEEN = (torch.arange(T) + torch.arange(B).unsqueeze(1)) % 4 != 2  # (b, t), as a mask of padding
+
+
+class Mixed(Loops):
+    """Loops whose states begin with the first token, or are mixed with what a token adds, or by a mask."""
+
+    def begin_with_first(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        states = [k[:, 0]]
+        for i in range(1, T):
+            states.append(w[:, i].sigmoid() * states[-1] + k[:, i])
+        return torch.stack(states, 1)
+
+    def begin_with_first_of_unbind(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        h, *others = k.unbind(1)
+        states = [h]
+        for x, z in zip(others, w.sigmoid().unbind(1)[1:], strict=True):
+            h = torch.addcmul((1 - z) * h, z, x)
+            states.append(h)
+        return torch.stack(states, 1)
+
+    def lerp_from_first(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        states = [k[:, 0]]
+        for i in range(1, T):
+            states.append(torch.lerp(states[-1], k[:, i], w[:, i].sigmoid()))
+        return torch.stack(states, 1)
+
+    def lerp(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        h, outputs = torch.zeros(B, D), torch.empty(B, T, D)
+        for i in range(T):
+            h = h.lerp(k[:, i], w[:, i].sigmoid())
+            outputs[:, i] = h
+        return outputs
+
+    def lerp_to_state(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        h, outputs = torch.zeros(B, D), []
+        for i in range(T):
+            h = torch.lerp(k[:, i], h, w[:, i].sigmoid())
+            outputs.append(h)
+        return torch.stack(outputs, 1)
+
+    def correct_from_zeros(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        h, outputs = torch.zeros(B, D), []
+        for i in range(T):
+            h = h + w[:, i].sigmoid() * (k[:, i] - h)
+            outputs.append(h)
+        return torch.stack(outputs, 1)
+
+    def choose(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        h, outputs = torch.zeros(B, D), []
+        for i in range(T):
+            h = torch.where(SEEN[:, i, None], w[:, i].sigmoid() * h + k[:, i], h)
+            outputs.append(h)
+        return torch.stack(outputs, 1)
+
+    def choose_state(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        h, outputs = torch.zeros(B, D), []
+        for i in range(T):
+            z = w[:, i].sigmoid()
+            h = h.where(~SEEN[:, i, None], (1 - z) * h + z * k[:, i])
+            outputs.append(h)
+        return torch.stack(outputs, 1)
+
+    def multiply_by_mask(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        h, outputs = torch.zeros(B, D), []
+        for i in range(T):
+            seen = SEEN[:, i, None].to(k.dtype)
+            h = seen * (w[:, i].sigmoid() * h + k[:, i]) + (1 - seen) * h
+            outputs.append(h)
+        return torch.stack(outputs, 1)
+
+
+MIXED = [name for name, one in vars(Mixed).items() if callable(one) and not name.startswith("_")]
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("style", MIXED)
+def test_the_map_of_a_loop_that_begins_with_a_token_or_mixes_states_is_its_derivative(style, grad):
+    model, x = Mixed(style), torch.randn(B, T, C)
+    with torch.set_grad_enabled(grad):
+        recording, output = record_and_compare(nn.Sequential(model), lambda model: model(x))
+    with torch.no_grad():
+        parts = [*project(model, x)]
+    expected = differentiate(lambda k: getattr(model, style)(*parts[:2], k, parts[3]), parts[2])
+    found, values = recording.map(0, kind="implicit"), recording.values(0, kind="implicit").squeeze(-1).mT
+    assert_equal(found.dense(), expected.detach())
+    assert_equal(values, parts[2])
+    assert_equal((found @ values.mT.unsqueeze(-1)).squeeze(-1).mT, output.detach())
+    assert found.certificate().error < EQUAL
+
+
 def test_rwkv_4_without_a_running_maximum_is_the_same_average():
     class Plain(Loops):
         def divide(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -292,9 +292,7 @@ def test_calls_that_continue_a_copy_of_a_state_or_its_rows_in_another_order_form
 @pytest.mark.parametrize("has_cell", [False, True])
 def test_a_call_that_is_given_another_state_than_a_recorded_one_has_left_is_missed_by_its_reason(has_cell):
     model, x = StatefulLayer(has_cell), torch.randn(2, 7, 6)
-    with pytest.warns(UserWarning, match="enter record before the prompt"), record(model) as recording, torch.no_grad():
-        for state in (None, torch.randn(2, 3, 2, 4)):
-            model(x, state)
+    recording, _ = record_and_compare(model, lambda model: (model(x), model(x, torch.ones(2, 3, 2, 4)))[1][0], missing=True)
     with torch.no_grad():
         expected = compute_matrix(model.project(x))
     assert (recording.runs[0].calls[0].map.dense() - expected).abs().max() < EQUAL
@@ -377,6 +375,68 @@ def test_a_saved_map_of_a_loop_is_the_same(form, tmp_path):
     found, loaded = (one.map(0, kind="implicit") for one in (recording, regard.load(tmp_path / "recording")))
     assert_same_mechanism(loaded, found)
     assert max(one.certificate().error for one in (loaded, found)) < EQUAL
+
+
+def see(x: Tokens) -> Tensor:
+    """A mask of padding (b, 1, t, 1)."""
+    return ((torch.arange(x.q.shape[2]) + torch.arange(len(x.q)).unsqueeze(1)) % 3 != 1)[:, None, :, None]
+
+
+def choose(x: Tokens) -> Tensor:
+    state, outputs = x.zeros, []
+    for i in range(x.q.shape[2]):
+        new = x.a[:, :, i, :, None] * state + x.k[:, :, i, :, None] * x.v[:, :, i, None]
+        state = torch.where(see(x)[:, :, i, :, None], new, state)
+        outputs.append((x.q[:, :, i, None] @ state).squeeze(2))
+    return torch.stack(outputs, 2)
+
+
+def multiply_by_mask(x: Tokens) -> Tensor:
+    state, outputs = x.zeros, []
+    for i in range(x.q.shape[2]):
+        seen = see(x)[:, :, i, :, None].to(state.dtype)
+        state = (1 - seen) * state + seen * (x.a[:, :, i, :, None] * state + x.k[:, :, i, :, None] * x.v[:, :, i, None])
+        outputs.append((x.q[:, :, i, None] @ state).squeeze(2))
+    return torch.stack(outputs, 2)
+
+
+def interpolate(x: Tokens) -> Tensor:
+    state, outputs = x.zeros, []
+    for i in range(x.q.shape[2]):
+        state = torch.lerp(state, x.k[:, :, i, :, None] * x.v[:, :, i, None], 1 - x.a[:, :, i, :, None])
+        outputs.append((x.q[:, :, i, None] @ state).squeeze(2))
+    return torch.stack(outputs, 2)
+
+
+@pytest.mark.parametrize("form", [choose, multiply_by_mask, interpolate])
+def test_the_map_of_a_loop_whose_states_are_mixed_is_the_matrix_of_its_definition(form):
+    model, x = nn.Sequential(LoopLayer(form, 2, 3, 4)), torch.randn(3, 7, 6)
+    recording, output = record_and_compare(model, lambda model: model(x))
+    with torch.no_grad():
+        tokens = model[0].project(x)
+        a, k, seen = tokens.a, tokens.k, see(tokens)
+        tokens.a, tokens.k = (a, (1 - a) * k) if form is interpolate else (torch.where(seen, a, 1), seen * k)
+        expected = compute_matrix(tokens)
+    found = recording.map(0, kind="implicit")
+    assert (found.dense() - expected).abs().max() < EQUAL * expected.abs().max()
+    assert ((found @ tokens.v).transpose(1, 2).flatten(2) - output).abs().max() < EQUAL * output.abs().max()
+
+
+def read_what_is_masked(x: Tokens) -> Tensor:
+    """With outputs of states before a mask is applied, which no single matrix of the states after it has."""
+    state, outputs = x.zeros, []
+    for i in range(x.q.shape[2]):
+        new = x.a[:, :, i, :, None] * state + x.k[:, :, i, :, None] * x.v[:, :, i, None]
+        outputs.append((x.q[:, :, i, None] @ new).squeeze(2))
+        state = torch.where(see(x)[:, :, i, :, None], new, state)
+    return torch.stack(outputs, 2)
+
+
+def test_a_loop_that_reads_its_states_before_a_mask_is_missed():
+    model = nn.Sequential(LoopLayer(read_what_is_masked, 2, 3, 4))
+    recording, _ = record_and_compare(model, lambda model: model(torch.randn(3, 7, 6)), missing=True)
+    assert not recording.calls
+    assert recording.missed
 
 
 def grow(x: Tokens) -> Tensor:

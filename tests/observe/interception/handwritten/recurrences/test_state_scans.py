@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from observe.recording_checks import EQUAL, assert_equal, record_and_compare
-from regard.observe.interception.handwritten.unread.unread_recurrences import ROUNDS
+from regard.observe.interception.handwritten.unread.unread_recurrences import ROUNDS, SCAN
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 Scan = Callable[[Tensor, Tensor], Tensor]
@@ -158,3 +158,41 @@ def test_states_of_another_recurrence_are_missed(scan):
     recording, _ = record_and_compare(SelectiveScan(scan, "matmul"), lambda model: model(torch.randn(2, 9, 5)), missing=True)
     assert not recording.calls
     assert [one.reason for one in recording.missed] == [ROUNDS]
+
+
+class ReversedSums(SelectiveScan):
+    """mamba-tiny's scan: what is written, times the decays of all later tokens, is summed up and divided by these.
+
+    https://github.com/PeaBrane/mamba-tiny
+    """
+
+    def __init__(self, eps: float) -> None:
+        super().__init__(double_steps, "einsum")
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        u, delta, a, b, c = self.project(x)
+        logs = torch.einsum("bld,dn->bldn", delta, a)
+        written = torch.einsum("bld,bld,bln->bldn", delta, u, b)
+        later = F.pad(logs[:, 1:], (0, 0, 0, 0, 0, 1)).flip(1).cumsum(1).exp().flip(1)
+        states = (written * later).cumsum(1) / (later + self.eps)
+        return torch.einsum("bldn,bln->bld", states, c) + u * self.d
+
+
+def test_a_scan_by_sums_from_the_last_token_has_the_matrix_of_its_definition():
+    model, x = nn.Sequential(ReversedSums(0)), torch.randn(2, 7, 5)
+    recording, output = record_and_compare(model, lambda model: model(x))
+    found = recording.map(0, kind="implicit")
+    with torch.no_grad():
+        u, *_ = model[0].project(x)
+        expected = model[0].define(x)
+    limit = 1e-9 * expected.abs().amax()  # the model divides by numbers as small as 1e-4
+    assert (found.dense() - expected).abs().max() < limit
+    assert ((found @ u.mT.unsqueeze(-1)).squeeze(-1).mT + model[0].d.detach() * u - output.detach()).abs().max() < limit
+
+
+def test_a_scan_whose_divisors_are_kept_from_zero_is_missed():
+    """Its matrix is not that of the recurrence where they are as small as what is added to them."""
+    recording, _ = record_and_compare(ReversedSums(1e-3), lambda model: model(torch.randn(2, 11, 5)), missing=True)
+    assert not recording.calls
+    assert [one.reason for one in recording.missed] == [SCAN]

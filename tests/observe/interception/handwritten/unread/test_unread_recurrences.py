@@ -63,6 +63,7 @@ class Loops(Tokens):
         return torch.stack(outputs, 1)
 
     def interpolate(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """With no output of the first token, which is the state that it begins with."""
         h, outputs = k[:, 0], []
         for i in range(1, T):
             h = torch.lerp(h, k[:, i], w[:, i].sigmoid())
@@ -70,6 +71,7 @@ class Loops(Tokens):
         return torch.stack(outputs, 1)
 
     def correct(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """With the first token as the state that it begins with, which is then corrected by itself."""
         h, outputs = k[:, 0], []
         for ki, z in zip(k.unbind(1), w.sigmoid().unbind(1), strict=True):
             h = h + z * (ki - h)
@@ -83,16 +85,6 @@ class Loops(Tokens):
             h += k[:, i]
             outputs[:, i] = h
         return outputs
-
-    def choose(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """States that a mask of padding leaves as they are."""
-        state, seen, outputs = torch.zeros(B, D, D), torch.ones(B, T).bool(), []
-        seen[0, 5:] = False
-        for i in range(T):
-            new = w[:, i, :, None].sigmoid() * state + k[:, i, :, None] * v[:, i, None]
-            state = torch.where(seen[:, i, None, None], new, state)
-            outputs.append((r[:, i, None] @ state).squeeze(1))
-        return torch.stack(outputs, 1)
 
     def mix_inside(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """With layers that the loop calls for each token."""
@@ -126,6 +118,15 @@ class Loops(Tokens):
             h = self.u * h + (1 - self.u) * k[:, i]
             outputs.append(h)
         return torch.stack(outputs, 1)
+
+    def average_from_first(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """With constant decays, and the first token as the state that it begins with."""
+        h = k.select(1, 0)
+        states = [h]
+        for i in range(1, T):
+            h = self.u * h + (1 - self.u) * k.select(1, i)
+            states.append(h)
+        return torch.stack(states, 1)
 
     def rotate(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """With constant decays that are complex numbers, as linear recurrent units. https://arxiv.org/abs/2303.06349"""
@@ -250,7 +251,8 @@ class Rounds(Tokens):
 
 ROUNDS_OF = ["double_steps", "double_in_place", "shift", "join_odd_and_even", "join_by_script", "sweep_up_and_down"]
 MISSED: dict[str, tuple[type[Tokens], str]] = {
-    **dict.fromkeys(("interpolate", "correct", "choose"), (Loops, LOOP)),
+    **dict.fromkeys(("interpolate", "correct"), (Loops, LOOP)),
+    "average_from_first": (Loops, CONSTANT_LOOP),
     "sum_masked": (Scans, SCAN),
     **dict.fromkeys(("shift", "join_by_script"), (Rounds, ROUNDS)),
 }

@@ -5,6 +5,7 @@ Channels that share all factors are the width of one head, as where a layer has 
 
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise, product
 from typing import NamedTuple
@@ -58,9 +59,12 @@ def read_loop_factors(loop: ChannelLoop) -> RecurrenceFactors:
         raise UnreadableError(DIFFERS)
     if takes_later_first(loop, states):
         raise UnreadableError(BACKWARDS)
+    place, other = find_values(loop.frame, read, chain)
+    if is_direct and len(read[0].added) == 1 < len(read[1].added):  # the first token itself
+        (x,), n = read[0].added, len(read[1].added)
+        read[0] = states[0] = replace(read[0], added=tuple(x if one == place else x.new_ones(()) for one in range(n)))
     if len({(one.shape.numel(), len(one.added)) for one in (*read, *states)}) > 1:
         raise UnreadableError(DIFFERS)
-    place, other = find_values(loop.frame, read, chain)
     join = partial(join_tokens, shape=read[0].shape)
     values = join([one.added[place] for one in read])
     decays = join([torch.ones(()) if one.decay is None else one.decay for one in states])

@@ -9,16 +9,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from regard.observe.interception.handwritten.ancestors.ancestor_search import has_tokens
+from regard.observe.interception.handwritten.ancestors.ancestor_search import TensorRef, has_tokens
 from regard.observe.interception.handwritten.products.score_form import COPIES, PRODUCTS, QUOTIENTS, VIEWS
 from regard.observe.interception.handwritten.products.traces import share_memory
-from regard.observe.interception.handwritten.recurrences.followed_function import FollowedFunction
+from regard.observe.interception.handwritten.recurrences.followed_function import FollowedFunction, Mixture
 from regard.observe.interception.handwritten.recurrences.state_log import StateLog
-from regard.observe.interception.handwritten.recurrences.state_loop import START, Channels, ChannelState, Factors, State
+from regard.observe.interception.handwritten.recurrences.state_loop import (
+    MIN_TOKENS,
+    Channels,
+    ChannelState,
+    Factors,
+    State,
+    is_zeros,
+)
 from regard.observe.interception.handwritten.recurrences.state_writes import find_term_traces
+from regard.observe.interception.handwritten.recurrences.token_order import TokenPicks, find_indices
 from regard.observe.interception.provenance import ModuleFrame
 
 
@@ -49,8 +58,10 @@ class ChannelStates:
 
     def follow_start(self, call: FollowedFunction) -> bool:
         """Follow the sum of zeros and tokens as the first state of a loop; return whether it is a state plus no product."""
-        if call.core != "add" or len(call.args) != 2 or call.kwargs.get("alpha", 1) != 1:
+        if len(call.args) != 2 or call.kwargs.get("alpha", 1) != 1:
             return False
+        if call.core != "add":
+            return self.follow_difference(call)
         (one, other), y = find_term_traces(*map(call.find, call.args)), call.y
         if isinstance(one, State) and (other is None or isinstance(other, Factors)):
             state, added = one, call.args[1]
@@ -58,9 +69,24 @@ class ChannelStates:
             state, added = other, call.args[0]
         else:
             return False
-        is_start = state.places == (START,) and state.loop.initial is None
-        if is_start and isinstance(added, Tensor) and y.dim() > 1 and added.shape == y.shape and has_tokens(call.frame, added):
+        if (
+            is_zeros(state)
+            and isinstance(added, Tensor)
+            and y.dim() > 1
+            and added.shape == y.shape
+            and has_tokens(call.frame, added)
+        ):
             self.log.put(y, Channels(ChannelState(None, None, self.split_product(added), y.shape)))
+        return True
+
+    def follow_difference(self, call: FollowedFunction) -> bool:
+        """Follow a value without a state of zeros as that value, as in h + z (x - h); return whether it is one."""
+        (x, other), y = call.args[::-1] if call.is_reversed else call.args, call.y
+        trace = call.find(x) if isinstance(x, Tensor) else None
+        is_value = isinstance(x, Tensor) and x.shape == y.shape and (trace is None or isinstance(trace, Factors))
+        if not is_value or not is_zeros(call.find(other)):
+            return False
+        self.log.put(y, Factors(self.split_product(x)))
         return True
 
     def follow_factors(self, call: FollowedFunction) -> None:
@@ -94,6 +120,11 @@ class ChannelStates:
                 self.log.put(y, first.multiply(1 / by if isinstance(by, int | float) else by.detach().reciprocal()))
         elif core in ("add", "sub", "subtract") and len(args) == 2:
             pairs = pairs[::-1] if call.is_reversed else pairs
+            if any(is_zeros(call.find(x)) for x, _ in pairs):
+                found = next(one for _, one in pairs if one is not None)
+                if core == "add":
+                    self.log.put(y, found.settle())
+                return
             self.add(pairs, kwargs.get("alpha", 1) * (1 if core == "add" else -1), y)
         elif core == "addcmul" and len(args) == 3 and not kwargs:
             (_, state), *others = pairs
@@ -101,8 +132,39 @@ class ChannelStates:
                 self.log.put(y, state.write(tuple(args[1:]), y.shape))
             elif state is None and (found := find_scaled(others)) is not None:
                 self.log.put(y, found.write(self.split_product(args[0]), y.shape))
-        elif core == "lerp" and len(args) == 3 and pairs[0][1] is not None and pairs[1][1] is None and pairs[2][1] is None:
-            self.log.put(y, pairs[0][1].multiply(1 - args[2]).write((args[2], args[1]), y.shape))
+
+    def follow_mixture(self, call: FollowedFunction, mix: Mixture) -> None:
+        """Follow the sum of two states, or of one and what a token adds, each times a factor of one gate, as a state."""
+        first, second = call.find(mix.one), call.find(mix.other)
+        if not isinstance(first, Channels) and (isinstance(second, Channels) or not is_zeros(first)):
+            mix = Mixture(mix.other, mix.by_other, mix.one, mix.by, mix.gate)
+            first, second = second, first
+        scaled, y = first.multiply(mix.by, mix.gate) if isinstance(first, Channels) else None, call.y
+        if scaled is not None and isinstance(second, Channels):
+            other = second.multiply(mix.by_other, mix.gate)
+            if (found := scaled.add(other) or other.add(scaled)) is not None:
+                self.log.put(y, found)
+        elif scaled is not None and is_zeros(second):
+            self.log.put(y, scaled.settle())
+        elif (second is None or isinstance(second, Factors)) and isinstance(mix.other, Tensor) and mix.other.shape == y.shape:
+            by = mix.by_other if isinstance(mix.by_other, Tensor) else y.new_tensor(mix.by_other)
+            added = (mix.gate if by is mix.gate else by.detach(), *self.split_product(mix.other))
+            if scaled is not None:
+                self.log.put(y, scaled.write(added, y.shape))
+            elif is_zeros(first) and y.dim() > 1 and has_tokens(call.frame, mix.other):
+                gates = (mix.gate,) if isinstance(mix.gate, Tensor) else ()
+                self.log.put(y, Channels(ChannelState(None, None, added, y.shape, gates)))
+
+    def start_at_first(self, frame: ModuleFrame, args: Any, y: Any) -> None:
+        """Follow the first token of a longer tensor, multiplied by something of a later one, as the first state of a loop.
+
+        If a state of its shape began as zeros, it is a token that is added to that.
+        """
+        for x in filter(may_be_picked, args):
+            if x.shape == y.shape and y.shape not in self.log.start_shapes and self.log.find(x) is None:
+                others = [weakref.ref(one) for one in args if isinstance(one, Tensor) and one is not x]
+                if any(is_first(frame, x, others, n) for n in frame.list_lengths() if n >= MIN_TOKENS):
+                    self.log.put(x, Channels(ChannelState(None, None, (x,), x.shape)))
 
     def add(self, pairs: Sequence[tuple[Any, Channels | None]], amount: float, y: Tensor) -> None:
         """Follow y, the sum of two values, of which the second is multiplied by a number, as a state."""
@@ -163,3 +225,21 @@ def find_scaled(pairs: Sequence[tuple[Any, Channels | None]]) -> Channels | None
         return None
     place, state = states[0]
     return state.multiply(pairs[1 - place][0])
+
+
+def may_be_picked(x: Any) -> bool:
+    """Return whether a value may be a tensor of one token of each row of a longer one, whose rows are further apart: quick."""
+    if not isinstance(x, Tensor) or not (x._is_view() or x.is_inference()):
+        return False
+    is_plain = x.dim() > 1 and not x.is_nested and x.layout is torch.strided
+    return is_plain and x.stride(0) * x.shape[0] >= MIN_TOKENS * x.numel() > 0
+
+
+def is_first(frame: ModuleFrame, x: Tensor, others: Sequence[TensorRef], tokens: int) -> bool:
+    """Return whether a tensor is the first of as many tokens as a module has, and others were made of later ones."""
+    ref, makers = weakref.ref(x), frame.find_makers(weakref.ref(x))
+    places = [id(y) for y in makers[-1].results] if makers else []
+    found = find_indices(makers[-1], tokens) if makers else []
+    if id(ref) not in places or len(found) != len(places) or found[places.index(id(ref))] or not has_tokens(frame, x):
+        return False
+    return any(TokenPicks(frame, tokens).find_last(others).values())

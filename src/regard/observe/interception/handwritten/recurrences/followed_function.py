@@ -2,8 +2,23 @@
 
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
+
 from regard.observe.interception.handwritten.recurrences.state_loop import Trace
 from regard.observe.interception.provenance import ModuleFrame
+
+MIXES = {"lerp", "where"}
+
+
+class Mixture(NamedTuple):
+    """A result as the sum of two values, each times a factor that was made of one gate."""
+
+    one: Any
+    by: Any
+    other: Any
+    by_other: Any
+    gate: Any
 
 
 class FollowedFunction(NamedTuple):
@@ -35,3 +50,16 @@ class FollowedFunction(NamedTuple):
     def read_argument(self, name: str, place: int, default: Any = None) -> Any:
         """Return the argument of a name, or at a place."""
         return self.kwargs.get(name, self.args[place] if len(self.args) > place else default)
+
+    def read_mixture(self) -> Mixture | None:
+        """Return what lerp or where mixes; None if its arguments are of another form."""
+        if len(self.args) != 3 or self.kwargs:
+            return None
+        one, other, gate = self.args
+        if self.core == "lerp":
+            return Mixture(one, 1 - gate, other, gate, gate)
+        is_method = isinstance(one, Tensor) and one.dtype is not torch.bool  # x.where(mask, other)
+        mask, one, other = (other, one, gate) if is_method else self.args
+        if not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
+            return None
+        return Mixture(one, mask.to(self.y.dtype), other, (~mask).to(self.y.dtype), mask)

@@ -17,7 +17,7 @@ from regard.observe.interception.handwritten.products.score_form import PERMUTES
 from regard.observe.interception.handwritten.products.traces import is_followable
 from regard.observe.interception.handwritten.recurrences.channel_scans import ChannelScan, ScanRounds
 from regard.observe.interception.handwritten.recurrences.channel_states import ChannelLoop, ChannelStates
-from regard.observe.interception.handwritten.recurrences.followed_function import FollowedFunction
+from regard.observe.interception.handwritten.recurrences.followed_function import MIXES, FollowedFunction, Mixture
 from regard.observe.interception.handwritten.recurrences.fourier_convolutions import TRANSFORMS, FourierConvolutions
 from regard.observe.interception.handwritten.recurrences.outer_products import OUTER, expand_value, is_outer_product
 from regard.observe.interception.handwritten.recurrences.running_sums import RunningSums
@@ -28,13 +28,26 @@ from regard.observe.interception.handwritten.recurrences.state_layouts import (
     follow_written,
 )
 from regard.observe.interception.handwritten.recurrences.state_log import StateLog
-from regard.observe.interception.handwritten.recurrences.state_loop import Channels, Product, RunningSum, Spectrum, StateLoop
+from regard.observe.interception.handwritten.recurrences.state_loop import (
+    Channels,
+    Product,
+    RunningSum,
+    Spectrum,
+    State,
+    StateLoop,
+)
 from regard.observe.interception.handwritten.recurrences.state_reads import follow_contraction, follow_sum
 from regard.observe.interception.handwritten.recurrences.state_scans import follow_scans, may_read_scan
-from regard.observe.interception.handwritten.recurrences.state_writes import follow_addition, follow_multiplication, is_zero
+from regard.observe.interception.handwritten.recurrences.state_writes import (
+    follow_addition,
+    follow_mixture,
+    follow_multiplication,
+    is_zero,
+)
 from regard.observe.interception.lookups import JOINS_PARTS, RUNNING
 from regard.observe.interception.provenance import ModuleFrame, find_tensors, has_own_data, list_objects
 
+STARTS_AT_FIRST = {"lerp", "lerp_"}
 ENDS_ROUNDS = JOINS_PARTS | {"addcmul", "setitem", "copy", "getitem", "narrow", "where", "flatten", "reshape", "view"}
 
 
@@ -79,6 +92,8 @@ class LoopTracker:
         log, frame = self.log, frames[-1]
         for one in frames if log.left_samples else ():
             log.follow_copies(one)
+        if role is Role.MULTIPLY or name in STARTS_AT_FIRST:
+            self.channels.start_at_first(frame, args, result)
         reads_scan, starts_rounds = may_read_scan(log, role, args), self.rounds.may_start(role, args)
         ends_rounds = bool(self.pairs) and may_end_rounds(role, name) and isinstance(result, Tensor)
         if not (reads_scan or starts_rounds or ends_rounds or self.may_follow(role, name, args, kwargs, result)):
@@ -109,6 +124,9 @@ class LoopTracker:
             if isinstance(trace := call.find(call.args[-1]), Channels):
                 self.channels.write(call.frame, call.args, trace)
             follow_written(self.log, call.args, trace)
+        elif core in MIXES:
+            if (mix := call.read_mixture()) is not None:
+                self.follow_mixture(call, mix, kinds)
         elif Channels in kinds:
             self.channels.follow_function(call)
         elif core in TRANSFORMS or Spectrum in kinds:
@@ -119,6 +137,14 @@ class LoopTracker:
             follow_layout(self.log, call)
         elif is_followable(call.y) and has_own_data(call.y) and call.y.numel():
             self.follow_result(role, call)
+
+    def follow_mixture(self, call: FollowedFunction, mix: Mixture, kinds: set[type]) -> None:
+        """Follow a function that mixes two values by a gate or a mask, of states that are vectors or matrices."""
+        are_states = all(isinstance(call.find(x), State) for x in (mix.one, mix.other))
+        if Channels in kinds or not (are_states or Product in kinds):
+            self.channels.follow_mixture(call, mix)
+        else:
+            follow_mixture(self.log, call, mix)
 
     def follow_result(self, role: Role | None, call: FollowedFunction) -> None:
         """Follow a function that makes numbers of states or products, or starts either."""
@@ -155,5 +181,6 @@ def may_end_rounds(role: Role | None, name: str) -> bool:
 
 @cache
 def may_start_loop(role: Role | None, name: str) -> bool:
-    """Return whether a function of this name may make zeros or an outer product. Cached per name."""
-    return role in (Role.MULTIPLY, Role.PRODUCT) or name in ZEROS or name in OUTER or name in RUNNING or name in TRANSFORMS
+    """Return whether a function of this name may make zeros or an outer product, or mix tokens. Cached per name."""
+    starts = (ZEROS, OUTER, RUNNING, TRANSFORMS, STARTS_AT_FIRST)
+    return role in (Role.MULTIPLY, Role.PRODUCT) or any(name in names for names in starts)

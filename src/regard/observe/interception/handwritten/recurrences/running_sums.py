@@ -34,6 +34,9 @@ class RunningSums:
     def start(self, call: FollowedFunction, trace: RunningSum | None) -> None:
         """Follow the running sum or product of a tensor along its tokens."""
         core, y, x, axis = call.core, call.y, call.args[0], call.read_argument("dim", 1)
+        if core == "cumsum" and self.log.has_product(y.shape):
+            self.log.decay_shapes.add(y.shape)
+            self.log.log_shapes.add(y.shape)
         if type(axis) is not int or x.dim() < 2 or x.shape[axis] not in call.frame.list_lengths():
             return
         axis %= x.dim()

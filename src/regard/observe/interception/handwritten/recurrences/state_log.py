@@ -42,7 +42,8 @@ class StateLog:
         self.table = AxisTable()
         self.loops: list[StateLoop] = []
         self.start_shapes = set[torch.Size]()  # of zeros
-        self.decay_shapes = set[torch.Size]()  # of exponentials of products
+        self.decay_shapes = set[torch.Size]()  # of exponentials of products, or of running sums of such logarithms
+        self.log_shapes = set[torch.Size]()  # of the latter
         self.left = WeakTensorKeyDictionary()
         self.waiting: weakref.WeakSet[StateLoop] = weakref.WeakSet()  # of one token, which a caller may go on with
         self.read_modules: set[int] = set()  # ids of the modules whose loops were recorded
@@ -56,6 +57,7 @@ class StateLog:
         self.loops.clear()
         self.start_shapes.clear()
         self.decay_shapes.clear()
+        self.log_shapes.clear()
 
     def follow_left_states(self) -> None:
         """Start at the states that recorded loops of earlier forwards have left."""
@@ -100,6 +102,11 @@ class StateLog:
             return trace
         self.drop(x)
         return None
+
+    def has_product(self, shape: torch.Size) -> bool:
+        """Return whether a product of this shape is followed."""
+        found = (ref() for ref, trace, _ in self.traces.values() if isinstance(trace, Product) and trace.is_plain)
+        return any(x is not None and x.shape == shape for x in found)
 
     def put(self, x: Tensor, trace: Trace) -> None:
         """Follow a tensor until it is freed."""

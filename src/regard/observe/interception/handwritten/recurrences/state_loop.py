@@ -157,6 +157,11 @@ class State(NamedTuple):
     product: Product | None = None  # what it was before it was known to be a state
 
 
+def is_zeros(trace: Any) -> bool:
+    """Return whether a tensor is a state of zeros before the first write."""
+    return isinstance(trace, State) and trace.places == (START,) and trace.loop.initial is None
+
+
 class ReadTrace(NamedTuple):
     """A tensor as what was read from a state of a loop, by the place of the read."""
 
@@ -182,11 +187,11 @@ class Channels(NamedTuple):
     factor: Tensor | None = None
     gates: tuple[Tensor, ...] = ()
 
-    def multiply(self, by: Any) -> "Channels":
-        """Return it times a number or a tensor."""
-        gates = self.gates
+    def multiply(self, by: Any, gate: Any = None) -> "Channels":
+        """Return it times a number or a tensor, which a gate was made to."""
+        gates = self.gates if gate is None else (*self.gates, gate)
         if isinstance(by, Tensor):
-            gates, by = (*gates, by), by.detach()
+            gates, by = gates if gate is not None else (*gates, by), by.detach()
         else:
             by = torch.tensor(float(by), dtype=self.state.added[0].dtype, device=self.state.added[0].device)
         return Channels(self.state, by if self.factor is None else self.factor * by, gates)
@@ -205,6 +210,14 @@ class Channels(NamedTuple):
             return None
         decay = one + (by if last.decay is None else by * last.decay)
         return Channels(ChannelState(self.state, decay, (by, *last.added), last.shape, (*gates, *last.gates)))
+
+    def settle(self) -> "Channels":
+        """Return the state times the factor as a state of its own, in place of the other one."""
+        if self.factor is None:
+            return self
+        one = self.state
+        decay = None if one.before is None else self.factor if one.decay is None else self.factor * one.decay
+        return Channels(ChannelState(one.before, decay, (self.factor, *one.added), one.shape, (*self.gates, *one.gates)))
 
     def write(self, added: tuple[Tensor, ...], shape: torch.Size) -> "Channels":
         """Return the state that a token makes of it by adding a product."""

@@ -39,8 +39,10 @@ def start_scan(log: StateLog, frames: list[ModuleFrame], x: Tensor) -> None:
     products = [(y, trace) for y, trace in alive if isinstance(trace, Product) and log.find(y) is trace]
     lengths = frames[-1].list_lengths()
     axes = [n for n in range(x.dim() - 1) if x.shape[n] in lengths and x.shape[n] > 1]
-    for decays, one in products if axes else []:
-        for written, other in products if one.is_exponential else []:
+    pairs = [(y, one) for y, one in products if one.is_exponential]
+    pairs += [(y.exp(), one) for y, one in products if one.is_plain and x.shape in log.log_shapes and axes]
+    for decays, one in pairs if axes else []:
+        for written, other in products:
             if not other.is_plain or other.token_factors < 2:
                 continue
             axis = next((n for n in axes if is_scan(x, decays, written, n)), None)

@@ -1,11 +1,12 @@
 """What a loop writes to its states: a decay multiplies a state, and a product of a key with a value is added to it."""
 
+import weakref
 from typing import Any
 
 from torch import Tensor
 
 from regard.observe.interception.handwritten.products.score_form import PRODUCTS, QUOTIENTS
-from regard.observe.interception.handwritten.recurrences.followed_function import FollowedFunction
+from regard.observe.interception.handwritten.recurrences.followed_function import FollowedFunction, Mixture
 from regard.observe.interception.handwritten.recurrences.outer_products import (
     add_sources,
     count_token_factors,
@@ -65,6 +66,8 @@ def follow_addition(log: StateLog, call: FollowedFunction) -> None:
     first, second = find_term_traces(*map(call.find, args))
     if call.core != "add":
         follow_difference(log, call, args, first, second)
+    elif isinstance(first, State) and isinstance(second, State):
+        mix_states(log, first, second, call.y)
     elif isinstance(first, State) and isinstance(second, Product):
         write_product(log, call.frames, first, second, call.y)
     elif isinstance(second, State) and isinstance(first, Product):
@@ -99,6 +102,54 @@ def follow_first_sum(log: StateLog, call: FollowedFunction, args: Any, first: Tr
         write_product(log, frames, log.start(y, StateLoop()), products[0], y)
     elif len(products) == 1 and is_sure and isinstance(other, Tensor) and other.shape == y.shape:
         write_product(log, frames, log.start(y, StateLoop(copy_sample(other))), products[0], y)
+
+
+def follow_mixture(log: StateLog, call: FollowedFunction, mix: Mixture) -> None:
+    """Follow the sum of a state and of a product, or of the next state and the one before, each times a factor, as a state."""
+    first, second, y = call.find(mix.one), call.find(mix.other), call.y
+    if isinstance(second, State) and not isinstance(first, State):
+        mix = Mixture(mix.other, mix.by_other, mix.one, mix.by, mix.gate)
+        first, second = second, first
+    if isinstance(first, State) and isinstance(second, State):
+        one, other = (
+            state._replace(decays=(*state.decays, Decay(read_factor(expand_value(by, y), state.dims))))
+            for state, by in ((first, mix.by), (second, mix.by_other))
+        )
+        mix_states(log, one, other, y)
+    elif isinstance(first, State) and isinstance(second, Product):
+        state = decay_state(log, call.frame, first, mix.by, None, y)
+        if state is not None:
+            sources = (*second.sources, *list_sources([mix.gate], {}))
+            product = second._replace(factors=(*second.factors, expand_value(mix.by_other, y)), sources=sources)
+            write_product(log, call.frames, state, product, y)
+
+
+def mix_states(log: StateLog, first: State, second: State, y: Tensor) -> None:
+    """Follow y, the sum of the last state and of the one before, each times factors, as the last state, as a mask has it."""
+    new, old = (first, second) if first.places > second.places else (second, first)
+    loop, place = new.loop, new.places[0]
+    write = loop.writes[place] if not new.time and place == len(loop.writes) - 1 and place >= 0 else None
+    is_start = old.places == (START,) and old.loop.initial is loop.initial
+    if write is None or write.before != old.places[0] or not (old.loop is loop or is_start) or write.correction is not None:
+        return
+    if y.shape != loop.shape or new.dims != loop.dims or place in {one for read in loop.reads for one in read.places}:
+        return
+    kept, scale, decay = (multiply_decays(one, y) for one in (old.decays, new.decays, write.decays))
+    dims, decays = loop.dims, (*old.decays, *new.decays, *write.decays)
+    total = Decay(
+        read_factor((kept + scale * decay).expand(y.shape), dims), (), tuple(x for one in decays for x in one.sources)
+    )
+    factors = (*write.factors, read_factor(scale.expand(y.shape), dims))
+    loop.writes[place], loop.last = write._replace(decays=(total,), factors=factors), weakref.ref(y)
+    log.put(y, State(loop, (place,), dims))
+
+
+def multiply_decays(decays: tuple[Decay, ...], y: Tensor) -> Tensor:
+    """Return the product of decays, which broadcasts to y."""
+    total = y.new_ones([1] * y.dim())
+    for one in decays:
+        total = total * one.factor.tensor
+    return total
 
 
 def start_from_product(log: StateLog, frames: list[ModuleFrame], first: Product, second: Product, y: Tensor) -> None:

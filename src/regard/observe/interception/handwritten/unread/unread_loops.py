@@ -128,6 +128,8 @@ def follow_state(operation: Operation, states: dict[int, LoopState]) -> LoopStat
     if role is not Role.ADD or not known:
         return None
     x, state = max(known, key=lambda one: (one[1].number, bool(one[1].factors)))
+    if state.before is not None and any(other.tensor is state.before.tensor for one, other in known if one is not x):
+        return state._replace(factors=(), tensor=None)  # the state and the one before, mixed by a mask
     same = {id(one) for one, other in known if other.number == state.number > 0}  # the state itself, as in h + z (x - h)
     terms = tuple(one for one in given if one is not x and id(one) not in same)
     if not state.factors:
@@ -205,7 +207,9 @@ def find_kind(frame: ModuleFrame, operations: list[Operation], last: LoopState, 
             factors, terms = step.before.factors, step.added
             if not made.isdisjoint(map(id, (*factors, *terms))):
                 return None
-            constant += bool(factors) and all(frame.find_contents(x) in (WEIGHT, LEARNED) for x in factors)
+            are_weights = [frame.find_contents(x) in (WEIGHT, LEARNED) for x in factors]
+            is_constant = any if step.number == 1 else all  # the first may be of the first token
+            constant += bool(factors) and is_constant(are_weights)
             decays.add(picked.find_last_decay(factors))
             added.add(picked.find_last(terms))
         read = [x for x in given if x in made]

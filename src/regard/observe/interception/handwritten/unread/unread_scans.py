@@ -44,6 +44,8 @@ def sums_decayed_tokens(frame: ModuleFrame, operations: list[Operation], tokens:
                     return True
                 if found and id(other) not in known:
                     made, sign = results, found
+        elif role is Role.ADD and first in decays:  # and a number that keeps what is divided by them finite
+            made, sign = decays, decays[first]
         elif core in MOVES:
             made = next((kind for kind in kinds if first in kind), None)
             sign = 0 if made is None else made[first]
