@@ -174,6 +174,8 @@ STATES: dict[str, tuple[type[nn.Module], Callable[[Tensor, Tensor, Tensor], tupl
     "divide_by_products": (Scans, lambda w, k, v: (w.sigmoid(), k)),
     "double_steps": (Rounds, lambda w, k, v: (w.sigmoid(), k * v)),
     "double_in_place": (Rounds, lambda w, k, v: (torch.exp(-w * w), k)),
+    "shift": (Rounds, lambda w, k, v: (w.sigmoid(), k)),
+    "shift_parts": (Rounds, lambda w, k, v: (w.sigmoid(), k * v)),
     "join_odd_and_even": (Rounds, lambda w, k, v: (w.sigmoid(), k * v)),
     "sweep_up_and_down": (Rounds, lambda w, k, v: (w.sigmoid(), k * v)),
     "decay": (Rounds, lambda w, k, v: (torch.full_like(w, torch.nan), k * v)),

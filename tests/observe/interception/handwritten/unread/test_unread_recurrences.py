@@ -217,6 +217,14 @@ class Rounds(Tokens):
             h, a = torch.addcmul(h, a, before), a * decays
         return h
 
+    def shift_parts(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """With states before the first token that are 0, of the tokens that stay."""
+        a, h = w.sigmoid(), k * v
+        for n in range(4):
+            before, decays = F.pad(h[:, : -(2**n)], (0, 0, 2**n, 0)), F.pad(a, (0, 0, 2**n, -(2**n)), value=1.0)
+            h, a = h + a * before, a * decays
+        return h
+
     def join_odd_and_even(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """As jax.lax.associative_scan."""
         return r * scan_in_pairs(lambda one, other: (one[0] * other[0], other[0] * one[1] + other[1]), w.sigmoid(), k * v)
@@ -254,7 +262,7 @@ MISSED: dict[str, tuple[type[Tokens], str]] = {
     **dict.fromkeys(("interpolate", "correct"), (Loops, LOOP)),
     "average_from_first": (Loops, CONSTANT_LOOP),
     "sum_masked": (Scans, SCAN),
-    **dict.fromkeys(("shift", "join_by_script"), (Rounds, ROUNDS)),
+    "join_by_script": (Rounds, ROUNDS),
 }
 
 

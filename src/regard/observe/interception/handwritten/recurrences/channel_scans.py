@@ -14,9 +14,10 @@ from torch import Tensor
 from regard.observe.interception.function_roles import Role
 from regard.observe.interception.handwritten.ancestors.ancestor_search import has_tokens
 from regard.observe.interception.handwritten.ancestors.windows import TOKEN_CUTS
-from regard.observe.interception.handwritten.products.score_form import PERMUTES, VIEWS
+from regard.observe.interception.handwritten.products.score_form import PERMUTES, PRODUCTS, VIEWS
+from regard.observe.interception.handwritten.recurrences.followed_function import FollowedFunction
 from regard.observe.interception.handwritten.recurrences.state_log import StateLog
-from regard.observe.interception.handwritten.recurrences.state_loop import MIN_TOKENS, Product
+from regard.observe.interception.handwritten.recurrences.state_loop import MIN_TOKENS, Product, Shifted
 from regard.observe.interception.handwritten.recurrences.state_scans import is_scan
 from regard.observe.interception.handwritten.recurrences.token_order import has_other_order
 from regard.observe.interception.lookups import IS_TENSOR
@@ -80,14 +81,42 @@ class ScanRounds:
         lengths = frame.list_lengths()
         for x in one:
             for y in other:
-                is_known = any(x.shape == pair.decays.shape and pair.frame is frame for pair in self.pairs)
-                if x is y or x.shape != y.shape or is_known or max(x.shape, default=0) < min(lengths, default=1):
-                    continue
-                if any(isinstance(self.log.find(each), Product) for each in (x, y)):
-                    continue  # whose states are matrices
-                if any(has_tokens(frame, each) for each in (x, y)) and not any(has_other_order(frame, each) for each in (x, y)):
-                    self.pairs.append(ScanPair(frame, x.detach().clone(), y.detach().clone(), name))
+                if max(x.shape, default=0) >= min(lengths, default=1) and self.add_pair(frame, x, y, name):
                     return
+
+    def add_pair(self, frame: ModuleFrame, x: Tensor, y: Tensor, name: str) -> bool:
+        """Keep two tensors that may be decays and what is written, in either order; return whether they may be."""
+        is_known = any(x.shape == pair.decays.shape and pair.frame is frame for pair in self.pairs)
+        if x is y or x.shape != y.shape or is_known or len(self.pairs) >= MAX_PAIRS:
+            return False
+        if any(isinstance(self.log.find(each), Product) for each in (x, y)):
+            return False  # whose states are matrices
+        if not any(has_tokens(frame, each) for each in (x, y)) or any(has_other_order(frame, each) for each in (x, y)):
+            return False
+        self.pairs.append(ScanPair(frame, x.detach().clone(), y.detach().clone(), name))
+        return True
+
+    def follow_shift(self, call: FollowedFunction) -> None:
+        """Follow a tensor that padding moves by one token; its product with another tensor begins the first round of a scan."""
+        y, tensors = call.y, [*filter(IS_TENSOR, call.args)][-2:]
+        if not isinstance(y, Tensor) or not tensors:
+            return
+        if call.core == "pad":
+            axis, x = find_shifted_axis(call), tensors[0]
+            wholes = [one for one in (x, *find_wholes(call.frame, x)) if one.shape == y.shape]
+            whole = wholes[0] if wholes else x  # with one more token, which is cut next
+            if axis is not None and not isinstance(self.log.find(whole), Product):
+                self.log.put(y, Shifted(whole, axis))
+            return
+        found = [trace if isinstance(trace := call.find(x), Shifted) else None for x in tensors]
+        if call.core in TOKEN_CUTS and found[0] is not None:
+            is_start = y.data_ptr() == tensors[0].data_ptr() and y.shape == found[0].whole.shape
+            if is_start:
+                self.log.put(y, found[0])
+        elif call.core in (*PRODUCTS, "addcmul") and len(tensors) == 2 and (found[0] is None) != (found[1] is None):
+            other, shifted = (tensors[1], found[0]) if found[0] is not None else (tensors[0], found[1])
+            if shifted is not None and shifted.whole is not other and other.shape == shifted.whole.shape:
+                self.add_pair(call.frame, other, shifted.whole, call.core)
 
     def find_states(self, frame: ModuleFrame, x: Tensor) -> None:
         """Keep a tensor if it holds the states of all tokens of a pair of decays and what is written."""
@@ -117,6 +146,16 @@ def find_wholes(frame: ModuleFrame, x: Tensor) -> list[Tensor]:
         one = maker.given[0]
         found.append(whole)
     return found
+
+
+def find_shifted_axis(call: FollowedFunction) -> int | None:
+    """Return the axis along which a padding adds one entry at the start, and none elsewhere; None if it does not."""
+    sizes, x = call.read_argument("pad", 1, ()), call.args[0]
+    pairs = [*zip(sizes[::2], sizes[1::2], strict=False)] if isinstance(sizes, list | tuple) else []
+    padded = [n for n, pair in enumerate(pairs) if pair not in ((0, 0), [0, 0])]
+    if len(padded) != 1 or pairs[padded[0]] not in ((1, 0), (1, -1)) or padded[0] >= x.dim():
+        return None
+    return int(x.dim()) - 1 - padded[0]
 
 
 def find_scan(pair: ScanPair, x: Tensor, lengths: set[int]) -> ChannelScan | None:

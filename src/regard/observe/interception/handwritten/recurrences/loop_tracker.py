@@ -32,6 +32,7 @@ from regard.observe.interception.handwritten.recurrences.state_loop import (
     Channels,
     Product,
     RunningSum,
+    Shifted,
     Spectrum,
     State,
     StateLoop,
@@ -76,7 +77,7 @@ class LoopTracker:
         """Return False only if a function neither has a followed argument nor makes zeros or an outer product: quick."""
         if name in ZEROS or is_outer_product(role, name, args, y) or (role is Role.MULTIPLY and is_zero(args[-1])):
             return True
-        if name in RUNNING or name in TRANSFORMS or self.may_be_added(role, y):
+        if name in RUNNING or name in TRANSFORMS or name == "pad" or self.may_be_added(role, y):
             return True
         return bool(self.traces) and not self.traces.keys().isdisjoint(map(id, list_objects(args, kwargs)))
 
@@ -129,6 +130,8 @@ class LoopTracker:
                 self.follow_mixture(call, mix, kinds)
         elif Channels in kinds:
             self.channels.follow_function(call)
+        elif core == "pad" or Shifted in kinds:
+            self.rounds.follow_shift(call)
         elif core in TRANSFORMS or Spectrum in kinds:
             self.convolutions.follow_function(call)
         elif core in RUNNING or RunningSum in kinds:
@@ -181,6 +184,6 @@ def may_end_rounds(role: Role | None, name: str) -> bool:
 
 @cache
 def may_start_loop(role: Role | None, name: str) -> bool:
-    """Return whether a function of this name may make zeros or an outer product, or mix tokens. Cached per name."""
-    starts = (ZEROS, OUTER, RUNNING, TRANSFORMS, STARTS_AT_FIRST)
+    """Return whether a function of this name may make zeros or an outer product, or mix or move tokens. Cached per name."""
+    starts = (ZEROS, OUTER, RUNNING, TRANSFORMS, STARTS_AT_FIRST, {"pad"})
     return role in (Role.MULTIPLY, Role.PRODUCT) or any(name in names for names in starts)

@@ -267,4 +267,11 @@ class Spectrum(NamedTuple):
     is_inverse: bool = False
 
 
-Trace = Product | State | ReadTrace | Channels | Factors | RunningSum | Spectrum
+class Shifted(NamedTuple):
+    """A tensor as another one moved by one token along an axis, perhaps with one more token at the end."""
+
+    whole: Tensor
+    axis: int
+
+
+Trace = Product | State | ReadTrace | Channels | Factors | RunningSum | Spectrum | Shifted
