@@ -23,6 +23,7 @@ from observe.recording_checks import EQUAL, assert_same_mechanism, record_and_co
 from regard.observe import record
 from regard.observe.interception.handwritten.recurrences.loop_check import COARSE, OTHERWISE
 from regard.observe.interception.handwritten.recurrences.loop_recurrence import CHUNKS, GROWS, TIMES
+from regard.observe.interception.handwritten.recurrences.own_terms import SCALED
 from regard.observe.interception.handwritten.recurrences.state_loop import CHANGED
 from regard.observe.interception.handwritten.recurrences.token_joiner import BACKWARDS
 from regard.observe.run_tracker import UNKNOWN_STATE
@@ -461,6 +462,16 @@ def read_twice(x: Tokens) -> Tensor:
     return torch.stack(outputs, 2)
 
 
+def add_to_scaled(x: Tokens) -> Tensor:
+    """Chunks of a single token, whose own term is added to what it reads of the states before times a decay."""
+    gamma, state, outputs = x.a[:1, :, :1, :1], x.zeros, []
+    for i in range(x.q.shape[2]):
+        q, k, v = (y[:, :, i : i + 1] for y in (x.q, x.k, x.v))
+        outputs.append((q @ state) * gamma + (q @ k.mT) @ v)
+        state = gamma * state + k.mT @ v
+    return torch.cat(outputs, 2)
+
+
 def run_backwards(x: Tokens) -> Tensor:
     """With later tokens first, which would be the first rows of a map."""
     state, outputs = x.zeros, []
@@ -470,7 +481,13 @@ def run_backwards(x: Tokens) -> Tensor:
     return torch.stack(outputs[::-1], 2)
 
 
-REASONS = [(grow, GROWS), (read_by_several_queries, CHUNKS), (read_twice, TIMES.format(5, 9)), (run_backwards, BACKWARDS)]
+REASONS = [
+    (grow, GROWS),
+    (read_by_several_queries, CHUNKS),
+    (read_twice, TIMES.format(5, 9)),
+    (run_backwards, BACKWARDS),
+    (add_to_scaled, SCALED),
+]
 
 
 @pytest.mark.parametrize(("form", "reason"), REASONS)

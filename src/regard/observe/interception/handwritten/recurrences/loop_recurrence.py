@@ -20,6 +20,7 @@ from regard.observe.interception.handwritten.ancestors.query_axes import list_ax
 from regard.observe.interception.handwritten.products.head_guesses import count_tokens, split_heads
 from regard.observe.interception.handwritten.products.tensor_axes import Axes, AxisTable
 from regard.observe.interception.handwritten.recurrences.loop_check import compare_outputs
+from regard.observe.interception.handwritten.recurrences.own_terms import SCALED, adds_to_scaled
 from regard.observe.interception.handwritten.recurrences.state_loop import START, Factor, Read, StateLoop, Write
 from regard.observe.interception.handwritten.recurrences.token_joiner import BACKWARDS, DIFFERS, TokenJoiner, identify_factor
 from regard.observe.interception.handwritten.recurrences.token_order import are_taken_out_of_order
@@ -93,7 +94,7 @@ def read_factors(loop: StateLoop, table: AxisTable, left: Tensor | None) -> Recu
         raise UnreadableError(loop.reason)
     tokens, joiner = order_tokens(loop), TokenJoiner(table)
     count = len(tokens.writes)
-    check_order(loop, tokens)
+    check_tokens(loop, tokens)
     joiner.times[count] = tokens.reads[0].time or joiner.add_time(count)
     roles = find_roles(loop, joiner, tokens)
     output = joiner.join([one.output for one in tokens.reads])
@@ -132,13 +133,15 @@ def order_tokens(loop: StateLoop) -> LoopTokens:
     raise UnreadableError(TIMES.format(len(path), len(places)))
 
 
-def check_order(loop: StateLoop, tokens: LoopTokens) -> None:
-    """Raise UnreadableError if a loop takes, to write or to read, a later token before an earlier one."""
+def check_tokens(loop: StateLoop, tokens: LoopTokens) -> None:
+    """Raise UnreadableError if a loop takes a later token before an earlier one, or adds own terms to scaled reads."""
     decays = [[one for decay in write.decays for one in decay.sources] for write in tokens.writes]
     written = [(*write.sources, *more) for write, more in zip(tokens.writes, decays, strict=True)]
     read = [one.sources for one in tokens.reads]
     if loop.frames and any(are_taken_out_of_order(loop.frames[-1], one) for one in (written, read) if len(one) > 1):
         raise UnreadableError(BACKWARDS)
+    if loop.frames and tokens.is_strict and not tokens.own_writes and adds_to_scaled(loop.frames[-1], tokens.reads[-1]):
+        raise UnreadableError(SCALED)
 
 
 def find_path(loop: StateLoop) -> list[int]:

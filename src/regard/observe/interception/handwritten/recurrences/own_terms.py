@@ -1,0 +1,22 @@
+"""What tokens add to what they read of the states before them, as chunks of a single token do."""
+
+from regard.observe.interception.function_roles import Role, infer_role
+from regard.observe.interception.handwritten.ancestors.ancestor_search import find_ancestors
+from regard.observe.interception.handwritten.recurrences.state_loop import Read
+from regard.observe.interception.provenance import ModuleFrame
+
+SCALED = "what its tokens read of the states before them is multiplied before they add terms of the same queries"
+
+
+def adds_to_scaled(frame: ModuleFrame, read: Read) -> bool:
+    """Return whether something that was made of the query of a read was added to a product of what was read."""
+    queries, scaled = {*map(id, read.sources)}, set[int]()
+    for one in frame.list_operations():
+        role, own = infer_role(one.name), [x for x in one.given if id(x) in scaled]
+        if role is Role.MULTIPLY and (own or any(x is read.made for x in one.given)):
+            scaled |= {*map(id, one.results)}
+        elif role is Role.ADD and own:
+            others = [x for x in one.given if id(x) not in scaled]
+            if any(not queries.isdisjoint(find_ancestors([frame], x)) for x in others):
+                return True
+    return False
