@@ -13,7 +13,7 @@ from regard.mechanism.scores import default_scale, score_dtype
 from regard.observe.cache_match import CacheMatch
 from regard.observe.call_graph import CallGraph
 from regard.observe.interception.attention_call import AttentionCall
-from regard.observe.interception.handwritten.scores.score_formula import FILLED, UNDERFLOW, bound_products
+from regard.observe.interception.handwritten.scores.score_parts import FILLED, UNDERFLOW, bound_products
 from regard.observe.kv_history import KVHistory, StoredCall
 from regard.observe.mask_inference import find_visible_end
 from regard.observe.selection import Selection

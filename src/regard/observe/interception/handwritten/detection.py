@@ -36,6 +36,7 @@ from regard.observe.interception.handwritten.scores.moved_entries import (
     keep_places,
     settle_all,
 )
+from regard.observe.interception.handwritten.scores.row_edits import find_scaled, find_shifted
 from regard.observe.interception.handwritten.scores.trace_axes import follow_axes, keep_undropped
 from regard.observe.interception.handwritten.softmax.divided_exponentials import (
     EXPONENTIALS,
@@ -45,7 +46,6 @@ from regard.observe.interception.handwritten.softmax.divided_exponentials import
 )
 from regard.observe.interception.handwritten.softmax.edge_call import read_index_put
 from regard.observe.interception.handwritten.softmax.edge_softmax import EDGE_SUMS
-from regard.observe.interception.handwritten.softmax.key_blocks import MAXIMA_OF_TWO
 from regard.observe.interception.handwritten.softmax.pair_loops import GATES, find_gate, joins_scores_of_pairs, may_join_scores
 from regard.observe.interception.handwritten.weight_tracker import activate
 from regard.observe.interception.provenance import JOINS, LIKE_ANOTHER, ModuleFrame, find_tensors, list_entries, list_objects
@@ -322,25 +322,6 @@ class HandwrittenTracker(ProductTracker):
             if trace.kind is TraceKind.SCORES and trace.pairs and not plain:
                 trace = trace._replace(kind=TraceKind.WEIGHTS, function=type(child).__name__, size=y.numel())
             self.follow(y, trace)
-
-
-def find_shifted(role: Role | None, traced: list[Traced], y: Tensor) -> Traced | None:
-    """Return the scores from which y subtracts a maximum so far of each row, as in a loop over blocks of keys, if it does."""
-    if role is not Role.ADD or len(traced) != 2:
-        return None
-    known = [one for one in traced if one[1].form is not None and one[0].shape == y.shape]
-    scores = [one for one in known if one[1].kind is TraceKind.SCORES or one[1].function == "tanh"]
-    others = [one for _, one in traced if one.kind is TraceKind.WEIGHTS and one.function in MAXIMA_OF_TWO]
-    return scores[0] if len(scores) == len(others) == 1 else None
-
-
-def find_scaled(role: Role | None, traced: list[Traced], y: Tensor) -> Traced | None:
-    """Return the scores whose rows y multiplies or divides by numbers that were made of scores, as by sums of their sizes."""
-    if role is not Role.MULTIPLY or len(traced) != 2:
-        return None
-    (x, trace), (other, _) = sorted(traced, key=lambda one: one[0].numel(), reverse=True)
-    is_factor = other.numel() < x.numel() == y.numel() and other.dim() == x.dim()
-    return (x, trace) if is_factor and trace.kind is TraceKind.SCORES and trace.pairs else None
 
 
 def list_followable(result: Any) -> list[Tensor]:

@@ -16,24 +16,24 @@ from torch import Tensor
 
 from regard.map.distance_products import DistanceProducts
 from regard.map.scored_matrix import IDENTITY
-from regard.mechanism.scores import score_dtype
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, build_plain_call
 from regard.observe.interception.distributed_tensors import RankSplit, distribute_like, find_split, take_local
 from regard.observe.interception.function_roles import BASES
 from regard.observe.interception.handwritten.ancestors.windows import multiplies_tokens, name_windows
-from regard.observe.interception.handwritten.linear.unnormalized_call import LIMIT_BYTES, build_unnormalized_call
+from regard.observe.interception.handwritten.linear.unnormalized_call import build_unnormalized_call
 from regard.observe.interception.handwritten.products.head_guesses import note_guess
 from regard.observe.interception.handwritten.products.labelled_product import LabelledProduct
 from regard.observe.interception.handwritten.products.tensor_axes import AxisTable, Dims
 from regard.observe.interception.handwritten.products.traces import Trace
 from regard.observe.interception.handwritten.scores.axis_groups import Groups, describe_choice, find_groups
-from regard.observe.interception.handwritten.scores.row_comparison import (
-    compare_rows,
-    compute_scores,
-    find_hidden_keys,
-    sample_rows,
-)
+from regard.observe.interception.handwritten.scores.row_comparison import add_sinks, compare_rows
 from regard.observe.interception.handwritten.scores.score_formula import resolve_form
+from regard.observe.interception.handwritten.scores.stored_weights import (
+    LIMIT_BYTES,
+    NoSoftmaxError,
+    has_unit_rows,
+    store_weights,
+)
 from regard.observe.interception.handwritten.scores.weight_steps import DIFFERENT, UNKNOWN
 from regard.observe.interception.handwritten.softmax.attention_free import TableQuotient
 from regard.observe.interception.handwritten.softmax.edge_call import GRAPH, EdgeSum, build_edge_matrix
@@ -51,10 +51,6 @@ OWN_KEYS = "each query has keys and values of its own, as in attention over wind
 OWN_VALUES = "each query has values of its own, as in {}"
 SPARSE = "its weights are in a sparse tensor, which is not followed"
 GATED = "its weights are multiplied by a gate after the softmax, which the map leaves out"
-
-
-class NoSoftmaxError(UnreadableError):
-    """Weights are no softmax of any scores: their rows do not sum to 1. It states why they have no formula of one."""
 
 
 class HandwrittenCall(NamedTuple):
@@ -317,60 +313,3 @@ def describe_unknown(product_call: HandwrittenCall) -> str:
         return f"it is {choice} attention"
     functions = describe(changes).rstrip(",")
     return f"its scores are made by {functions}" if changes else "its scores are no product of two tensors"
-
-
-def store_weights(trace: Trace, matrix: Tensor, v: Tensor, kernel: str, reason: str) -> AttentionCall:
-    """Return a call whose bias is the logarithm of followed weights. Raises NoSoftmaxError if their rows do not sum to 1."""
-    b, h, t, n = matrix.shape
-    if not has_unit_rows(matrix, trace.eps):
-        raise NoSoftmaxError(reason)
-    if matrix.nbytes > LIMIT_BYTES:
-        raise UnreadableError(f"{reason}, and its weights as they are would take {matrix.nbytes:,} bytes")
-    width = matrix.new_zeros(b, h, 1, 1)
-    q, k = width.expand(b, h, t, 1), width.expand(b, h, n, 1)
-    bias = matrix.to(score_dtype(matrix.dtype)).log()
-    note = f"{reason}, so its weights are stored as they are: {bias.nbytes:,} bytes"
-    return AttentionCall(
-        kernel=kernel,
-        q=q,
-        k=k,
-        v=v,
-        bias=bias,
-        scale=1.0,
-        has_separate_sources=trace.has_separate_sources,
-        can_use_cache=False,
-        can_be_packed=False,
-        note=note,
-        has_stored_weights=True,
-    )
-
-
-def has_unit_rows(matrix: Tensor, rounding: float) -> bool:
-    """Return whether weights are not negative and each row sums to 1, or is 0 or NaN."""
-    total = matrix.sum(-1, dtype=score_dtype(matrix.dtype))
-    tolerance = 8 * matrix.shape[-1] ** 0.5 * max(rounding, torch.finfo(matrix.dtype).eps)
-    is_unit = ((total - 1).abs() < tolerance) | (total == 0)
-    return bool(((matrix >= 0).all(-1) & is_unit | total.isnan()).all())
-
-
-def add_sinks(call: AttentionCall, matrix: Tensor, trace: Trace) -> AttentionCall | None:
-    """Return a call with the sink of each head whose share is what the rows of weights lack of 1; None if there are none.
-
-    exp(s) / (1 + sum exp(s)), for one, is a softmax with a sink of 0.
-    """
-    if call.sinks is not None or call.weight is not None:
-        return None
-    rows = sample_rows(matrix)
-    bias = call.bias if call.bias is None or call.bias.shape[2] == 1 else call.bias[:, :, rows]
-    scores = compute_scores(call, call.q.detach()[:, :, rows], call.k.detach(), bias, find_hidden_keys(call, rows))
-    total = matrix[:, :, rows].sum(-1, dtype=scores.dtype)
-    if not bool((total < 1).all()):
-        return None
-    sinks = scores.logsumexp(-1) + (-total).log1p() - total.log()  # by each row; that with the least total is the most precise
-    least = total.masked_fill(total == 0, 2).transpose(0, 1).flatten(1).argmin(-1, keepdim=True)  # a blind row has none
-    found = sinks.transpose(0, 1).flatten(1).gather(-1, least).squeeze(-1).to(call.q.dtype)
-    for one in (torch.zeros_like(found), found):
-        with_sinks = replace(call, sinks=one)
-        if compare_rows(with_sinks, matrix, trace.eps, trace.may_differ_by_row) is None:
-            return with_sinks
-    return None

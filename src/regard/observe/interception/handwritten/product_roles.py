@@ -18,7 +18,7 @@ from regard.observe.interception.handwritten.linear.linear_attention import (
     mixes_within_tokens,
     sums_features,
 )
-from regard.observe.interception.handwritten.linear.linear_scores import is_table
+from regard.observe.interception.handwritten.linear.linear_scores import SUM_ROUNDINGS, is_table
 from regard.observe.interception.handwritten.products.contraction import find_axes, is_shared
 from regard.observe.interception.handwritten.products.labelled_product import LabelledProduct, label_terms
 from regard.observe.interception.handwritten.products.tensor_axes import Dims
@@ -27,7 +27,6 @@ from regard.observe.interception.handwritten.scores.added_scores import SUM
 from regard.observe.interception.provenance import JOINS, TOKEN, ModuleFrame
 
 NORM_EPSILON = 1e-3  # that a layer may add to the sums that it divides by, relative to these
-ROUNDINGS = 64  # of a sum of weights
 
 
 def is_attention_product(
@@ -145,7 +144,7 @@ def is_normalized_twice(traces: Traces, x: Tensor, trace: Trace, dim: int) -> bo
     if {*traces.table.expand_axes(trace.keys)} & {*traces.table.expand_axes(trace.dims[dim])}:
         return False
     total, eps = x.detach().sum(dim), torch.finfo(x.dtype).eps
-    return bool(((total - 1).abs() <= ROUNDINGS * eps + NORM_EPSILON).all())
+    return bool(((total - 1).abs() <= SUM_ROUNDINGS * eps + NORM_EPSILON).all())
 
 
 def is_score_matrix(traces: Traces, frame: ModuleFrame, x: Tensor) -> bool:

@@ -11,10 +11,12 @@ from regard.observe.interception.function_roles import Role, infer_role, strip_a
 from regard.observe.interception.handwritten.ancestors.ancestor_search import find_ancestors, has_tokens
 from regard.observe.interception.handwritten.ancestors.layouts import skip_layouts
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
+from regard.observe.interception.handwritten.linear.chunk_loops import FoundCall
 from regard.observe.interception.handwritten.linear.gated_sums import MOVED, GatedSums
 from regard.observe.interception.handwritten.linear.lambda_layers import LAMBDAS, UNREAD_LAMBDAS, Summary, read_summary
 from regard.observe.interception.handwritten.linear.linear_attention import ChainRoles
-from regard.observe.interception.handwritten.linear.linear_contexts import FoundCall, LinearContexts
+from regard.observe.interception.handwritten.linear.linear_contexts import LinearContexts
+from regard.observe.interception.handwritten.linear.linear_product import LinearProduct
 from regard.observe.interception.handwritten.linear.linear_scores import (
     CHAINED,
     are_of_all_tokens,
@@ -40,12 +42,11 @@ from regard.observe.interception.handwritten.products.contraction import find_op
 from regard.observe.interception.handwritten.products.entry_products import EntryProducts
 from regard.observe.interception.handwritten.products.labelled_product import (
     LabelledProduct,
-    Labels,
     label_product,
     label_sum,
     separate_factors,
 )
-from regard.observe.interception.handwritten.products.traces import Trace, TraceKind, join_roots
+from regard.observe.interception.handwritten.products.traces import TraceKind, join_roots
 from regard.observe.interception.handwritten.recurrences.outer_products import is_of_one_token
 from regard.observe.interception.handwritten.scores.entry_sources import drop_repeats
 from regard.observe.interception.handwritten.scores.head_mixing import is_head_mixing, mix_heads
@@ -125,13 +126,15 @@ class ProductTracker(WeightTracker):
                 distinct = drop_repeats(self.table, x, trace, product_of_scores)
                 if distinct[2] is not None and distinct[2].count_results() == y.numel():  # else both operands were repeated
                     x, trace, product_of_scores = distinct
-                may_be_states = sums_tokens(self, frames, trace) is not False  # products of keys with values
-                if may_be_states and self.linear.start_call(frames, self.table, name, product_of_scores, factors, x, trace, y):
-                    self.drop(y)
-                    return None
-                roles = find_roles_of_scores(frames, self.table, trace, x, product_of_scores, partial(list_softmax_axes, self))
-                if roles is not None and product_of_scores is not None:
-                    return self.follow_linear_scores(frames, name, product_of_scores, factors, roles, x, trace, y)
+                if product_of_scores is not None:
+                    made = LinearProduct(frames, name, product_of_scores, factors, x, trace, y)
+                    may_be_states = sums_tokens(self, frames, trace) is not False  # products of keys with values
+                    if may_be_states and self.linear.start_call(made):
+                        self.drop(y)
+                        return None
+                    roles = find_roles_of_scores(made, self.table, partial(list_softmax_axes, self))
+                    if roles is not None:
+                        return self.follow_linear_scores(made, roles)
                 frames[-1].multiplies_scores = True  # linear attention in the other order, or other algebra
         self.drop(y)
         if self.has_exponentials and not traced and product is not None and self.tables.add(frames[-1], product, y):
@@ -183,7 +186,11 @@ class ProductTracker(WeightTracker):
             return False
         summary = self.summaries[bases[place]]
         found = read_summary(self.table, summary, product, place)
-        is_read = found is not None and self.linear.start_call_of_scores(frames, self.table, name, product, [], *found, y)
+        is_read = False
+        if found is not None:
+            roles, trace = found
+            made = LinearProduct(frames, name, product, [], product.operands[place], trace, y)
+            is_read = self.linear.start_call_of_scores(made, roles)
         for watcher, module in summary.owners:
             watcher.handle_unread_part(LAMBDAS if is_read else UNREAD_LAMBDAS, module)
         return is_read
@@ -197,23 +204,14 @@ class ProductTracker(WeightTracker):
             frame = weakref.ref((own or frames)[-1])
             self.linear.found.append(FoundCall(frame, kernel, None, MEMORIES, output=weakref.ref(y)))
 
-    def follow_linear_scores(
-        self,
-        frames: list[ModuleFrame],
-        name: str,
-        product: LabelledProduct,
-        factors: list[tuple[Tensor, Labels]],
-        roles: ChainRoles,
-        x: Tensor,
-        trace: Trace,
-        y: Tensor,
-    ) -> HandwrittenCall | None:
-        """Follow the product y of scores x with values as linear attention; return a call with stored weights if need be."""
-        if not are_of_all_tokens(frames[-1], self.table, roles) or (roles.is_masked and self.linear.has_chunks(frames[-1])):
-            self.linear.start_chunk(frames, self.table, name, product, factors, roles, trace, y)
-        elif not self.linear.start_call_of_scores(frames, self.table, name, product, factors, roles, trace, y):
-            return self.complete_call(weigh_linearly(trace), x, product, name)
-        self.drop(y)
+    def follow_linear_scores(self, made: LinearProduct, roles: ChainRoles) -> HandwrittenCall | None:
+        """Follow a product of scores with values as linear attention; return a call with stored weights if need be."""
+        frame = made.frames[-1]
+        if not are_of_all_tokens(frame, self.table, roles) or (roles.is_masked and self.linear.has_chunks(frame)):
+            self.linear.start_chunk(made, roles)
+        elif not self.linear.start_call_of_scores(made, roles):
+            return self.complete_call(weigh_linearly(made.trace), made.x, made.product, made.name)
+        self.drop(made.y)
         return None
 
     def start_linear_call(
@@ -226,7 +224,8 @@ class ProductTracker(WeightTracker):
         for x, trace in self.find_all(operands):
             if trace.kind is TraceKind.SCORES and trace.pairs:
                 product, factors = separate_factors(name, args, kwargs, x)
-                if self.linear.start_call(frames, self.table, name, product, factors, x, trace, y, has_softmax=True):
+                made = None if product is None else LinearProduct(frames, name, product, factors, x, trace, y)
+                if made is not None and self.linear.start_call(made, has_softmax=True):
                     self.drop(y)
                     return True
         return False
@@ -247,15 +246,14 @@ class ProductTracker(WeightTracker):
                 continue
             if traced:
                 operand, trace = traced[0]
-                if self.linear.start_call(frames, self.table, "mul and sum", summed, factors, operand, trace, y):
+                made = LinearProduct(frames, "mul and sum", summed, factors, operand, trace, y)
+                if self.linear.start_call(made):
                     return True, None
                 if trace.kind is not TraceKind.SCORES or trace.form is None or not any(map(is_table, trace.form.steps)):
                     continue
-                find_axes = partial(list_softmax_axes, self)
-                roles = find_roles_of_scores(frames, self.table, trace, operand, summed, find_axes)
+                roles = find_roles_of_scores(made, self.table, partial(list_softmax_axes, self))
                 if roles is not None:
-                    steps = "mul and sum"
-                    return True, self.follow_linear_scores(frames, steps, summed, factors, roles, operand, trace, y)
+                    return True, self.follow_linear_scores(made, roles)
             elif all(has_tokens(frames[-1], one) for one in product.operands):
                 self.start_scores(frames, x if is_running else y, product.operands, summed, factors)
                 return not is_running, None
@@ -277,7 +275,9 @@ class ProductTracker(WeightTracker):
         if parts is None:
             self.linear.miss_call(frames, name, reason or MOVED, y)
             return True
-        return self.linear.start_call_of_scores(frames, self.table, name, found.multiplied, [], *parts, y)
+        roles, trace = parts
+        x = found.multiplied.operands[found.place]
+        return self.linear.start_call_of_scores(LinearProduct(frames, name, found.multiplied, [], x, trace, y), roles)
 
     def follow_edges(
         self, frame: ModuleFrame, name: str, args: Any, kwargs: Any, tensors: list[Tensor]

@@ -6,8 +6,9 @@ from torch import Tensor, nn
 
 import regard
 from observe.recording_checks import assert_equal, record_and_compare
-from regard.observe.interception.handwritten.linear import linear_contexts
-from regard.observe.interception.handwritten.linear.running_chunks import UNCHANGED, UNJOINED
+from regard.observe.interception.handwritten.linear import chunk_loops, linear_contexts
+from regard.observe.interception.handwritten.linear.chunk_loops import UNJOINED
+from regard.observe.interception.handwritten.linear.running_chunks import UNCHANGED
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 B, H, T, D, C = 2, 3, 7, 4, 12
@@ -116,7 +117,8 @@ def test_an_error_while_calls_are_kept_or_joined_is_reported_and_leaves_the_outp
 
     is_joined = name == "join_running_chunks"
     part = Performer(lambda q, k, v: attend_in_chunks(q, k, v, 3)) if is_joined else Activated()
-    monkeypatch.setattr(f"{linear_contexts.__name__}.{name}", run_out_of_memory)
+    module = chunk_loops if is_joined else linear_contexts
+    monkeypatch.setattr(f"{module.__name__}.{name}", run_out_of_memory)
     recording, _ = record_and_compare(nn.Sequential(nn.Linear(C, C), part), lambda m: m(torch.randn(B, T, C)), missing=True)
     assert not recording.calls
     assert [(one.module, "no memory is left" in one.reason) for one in recording.missed] == [("1", True)]

@@ -15,7 +15,8 @@ from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.interception.handwritten.products.tensor_axes import AxisTable
 from regard.observe.interception.handwritten.products.traces import Trace
 from regard.observe.interception.handwritten.scores.axis_groups import Groups
-from regard.observe.interception.handwritten.scores.score_formula import bound_products, collect_parts, resolve_form
+from regard.observe.interception.handwritten.scores.score_formula import collect_parts, resolve_form
+from regard.observe.interception.handwritten.scores.score_parts import bound_products
 from regard.observe.interception.plain_tensors import UnreadableError
 
 CHECKED_ROWS = 32  # of each matrix, on which a formula is compared with the model's own weights

@@ -5,7 +5,7 @@ the next is solved for from the layer's own output: one number, or one for each 
 output. Sources: Sun et al. 2023 (RetNet), Yang et al. 2023 (gated linear attention), Dao and Gu 2024 (state space duality).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,10 +17,9 @@ from regard.map.linear_recurrence import GONE, LinearRecurrence
 from regard.mechanism.scores import score_dtype
 from regard.observe.interception.handwritten.linear.linear_attention import ChainRoles
 from regard.observe.interception.handwritten.linear.linear_call import group_axes
-from regard.observe.interception.handwritten.products.labelled_product import LabelledProduct
+from regard.observe.interception.handwritten.linear.linear_product import LinearProduct
 from regard.observe.interception.handwritten.products.score_form import ScoreForm, StepKind
 from regard.observe.interception.handwritten.products.tensor_axes import Axes, AxisTable, Dims
-from regard.observe.interception.handwritten.products.traces import Trace
 from regard.observe.interception.handwritten.recurrences.loop_check import compare_outputs
 from regard.observe.interception.handwritten.scores.axis_groups import Groups, split_batch
 from regard.observe.interception.plain_tensors import UnreadableError
@@ -33,7 +32,7 @@ GROWS = "its states are multiplied by more than 1"
 FEW = "its chunks have too few outputs to tell what their states decay by"
 MOST_SUMS = 3  # of a product within chunks with something else, one of which is that with the earlier chunks
 SPARE = 2  # outputs of a chunk for each decay that is solved for, at least
-ROUNDINGS, MOST_NOISE = 2**10, 2.0**-5  # of a decay above 1, or of the outputs of a chunk, less than which is nothing
+NOISE_ROUNDINGS, MOST_NOISE = 2**10, 2.0**-5  # of a decay above 1, or of the outputs of a chunk, less than which is nothing
 
 
 class Chunk(NamedTuple):
@@ -90,6 +89,15 @@ class ChunkedCall:
         """The number of tokens of a chunk."""
         return self.q.shape[2]
 
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """The numbers of rows, and the widths of keys and values, which the chunks of a loop have in common."""
+        return len(self.q), self.q.shape[3], self.v.shape[3]
+
+    def read(self) -> RecurrenceCall:
+        """Return the call in terms of a recording. Raises UnreadableError if it is no recurrence."""
+        return ChunkedLoop((self,)).read()
+
     def add_sum(self, outputs: Tensor) -> None:
         """Add the sum of the output with something else."""
         if len(self.sums) < MOST_SUMS:
@@ -123,17 +131,55 @@ class ChunkedCall:
         return [Chunk(*each) for each in zip(*parts, strict=True)]
 
 
-def start_call(
-    table: AxisTable, roles: ChainRoles, trace: Trace, product: LabelledProduct, y: Tensor, kernel: str, lengths: set[int]
-) -> tuple[ChunkedCall, Tensor]:
-    """Return the call whose output within chunks is y, and the place of each entry of y in (rows, 1, n, e).
+class ChunkedLoop(NamedTuple):
+    """The calls of the chunks of a loop, in order, or one call that has an axis of chunks."""
+
+    calls: tuple[ChunkedCall, ...]
+
+    def has_all_tokens(self) -> bool:
+        """Return whether there are as many tokens as the module was given."""
+        count = sum(one.tokens for one in self.calls)
+        return find_input_length(count, self.calls[-1].tokens, self.calls[0].lengths) > 0
+
+    def read(self) -> RecurrenceCall:
+        """Return the recurrence of all tokens. Raises UnreadableError if it is none."""
+        reason, first = CHUNKS, self.calls[0]
+        for chunks in self.list_chunks():
+            if not all(bool((one.own > 0).all() & (one.decays >= 0).all()) for one in chunks):
+                continue
+            for has_several in (False, True):
+                try:
+                    factors = join_chunks(chunks, has_several, find_length(chunks, first.lengths))
+                except UnreadableError as error:
+                    reason = CARRIED.format(error)
+                else:
+                    return build_read_call(first.kernel, factors)
+        raise UnreadableError(reason)
+
+    def list_chunks(self) -> Iterator[list[Chunk]]:
+        """Generate what the chunks may be, by the sum that has the output, and by the axis of chunks if it is one call."""
+        if len(self.calls) > 1:
+            sums = [one.sums or [Sum(one.outputs, one.row_scale)] * MOST_SUMS for one in self.calls]  # the first may have none
+            for each in zip(*sums, strict=False):
+                yield [chunk for one, found in zip(self.calls, each, strict=True) for chunk in one.split(found, None)]
+            return
+        (call,) = self.calls
+        for axis in call.rows:
+            if find_input_length(call.table.sizes[axis] * call.tokens, call.tokens, call.lengths):
+                for found in call.sums:
+                    yield call.split(found, axis)
+
+
+def start_call(table: AxisTable, roles: ChainRoles, made: LinearProduct, lengths: set[int]) -> tuple[ChunkedCall, Tensor]:
+    """Return the call whose output within chunks a product is, and the place of each of its entries in (rows, 1, n, e).
 
     Raises UnreadableError if its scores were changed otherwise than by factors and a mask.
     """
-    assert trace.form is not None
-    groups, features = group_axes(table, roles, trace.form)
+    product, form, y = made.product, made.trace.form, made.y
+    assert form is not None
+    groups, features = group_axes(table, roles, form)
     rows = (*groups.batch, *groups.heads)
-    own, decays = read_decays(table, trace.form, rows, groups)
+    own, decays = read_decays(table, form, rows, groups)
     four = (rows, (), groups.queries, groups.width)
     outputs = table.arrange(y.detach(), roles.dims, four)
     count = outputs.shape[0]
@@ -143,7 +189,7 @@ def start_call(
     if not q.shape[2] == k.shape[2] == v.shape[2] == own.shape[-1]:
         raise UnreadableError(CHUNKS)
     call = ChunkedCall(
-        kernel=kernel,
+        kernel=made.kernel,
         table=table,
         groups=groups,
         q=q,
@@ -188,39 +234,6 @@ def read_decays(table: AxisTable, form: ScoreForm, rows: Axes, groups: Groups) -
     return own, decays
 
 
-def read_call(calls: Sequence[ChunkedCall]) -> RecurrenceCall:
-    """Return the recurrence of a call with an axis of chunks, or of the chunks of a loop, in order.
-
-    Raises UnreadableError if it is none.
-    """
-    reason = CHUNKS
-    for chunks in list_chunks(calls):
-        if not all(bool((one.own > 0).all() & (one.decays >= 0).all()) for one in chunks):
-            continue
-        for has_several in (False, True):
-            try:
-                factors = join_chunks(chunks, has_several, find_length(chunks, calls[0].lengths))
-            except UnreadableError as error:
-                reason = CARRIED.format(error)
-            else:
-                return build_read_call(calls[0].kernel, factors)
-    raise UnreadableError(reason)
-
-
-def list_chunks(calls: Sequence[ChunkedCall]) -> Iterator[list[Chunk]]:
-    """Generate what the chunks of calls may be, by the sum that has the output, and by the axis of chunks if it is one call."""
-    if len(calls) > 1:
-        sums = [one.sums or [Sum(one.outputs, one.row_scale)] * MOST_SUMS for one in calls]  # the first may have no sum
-        for each in zip(*sums, strict=False):
-            yield [chunk for one, found in zip(calls, each, strict=True) for chunk in one.split(found, None)]
-        return
-    call = calls[0]
-    axes = [axis for axis in call.rows if find_input_length(call.table.sizes[axis] * call.tokens, call.tokens, call.lengths)]
-    for axis in axes:
-        for found in call.sums:
-            yield call.split(found, axis)
-
-
 def find_input_length(tokens: int, chunk: int, lengths: set[int]) -> int:
     """Return the length of an input that so many tokens are of, the last chunk of which may be padded; 0 if there is none."""
     return max((n for n in lengths if tokens - chunk < n <= tokens), default=0)
@@ -259,7 +272,7 @@ def join_chunks(chunks: list[Chunk], has_several: bool, length: int) -> Recurren
 
 def find_noise(dtype: torch.dtype) -> float:
     """Return what rounding may leave of a number near 1 in the outputs of a dtype."""
-    return min(ROUNDINGS * torch.finfo(dtype).eps, MOST_NOISE)
+    return min(NOISE_ROUNDINGS * torch.finfo(dtype).eps, MOST_NOISE)
 
 
 def solve_decays(chunks: list[Chunk], has_several: bool) -> list[Tensor]:

@@ -30,7 +30,7 @@ from regard.observe.interception.handwritten.scores.score_formula import resolve
 from regard.observe.interception.plain_tensors import UnreadableError
 
 SMALLEST = 1e-12  # what is left of a key, from which the decay of later tokens is read; then from a later key
-ROUNDINGS = 16  # of the entries of a table, relative to its largest exponent
+TABLE_ROUNDINGS = 16  # of the entries of a table, relative to its largest exponent
 KEYS = 128  # that are compared at a time
 MOST = 1e6  # exp(L_n - L_j) that is multiplied with what is left of key n, which must not be too small a number
 
@@ -60,7 +60,7 @@ def solve_decay(trace: Trace, table: AxisTable, groups: Groups, weights: Tensor,
         difference = (compute_activation(matrix, rows) * expand_decay(logs, gate, rows)).sub_(weights[:, :, rows]).abs_()
         if not float(difference.amax()) <= 4 * eps * size:
             raise UnreadableError(f"its formula with decays differs from its weights by {float(difference.amax()):.2g}")
-    is_one = bool(((gate - 1).abs() <= ROUNDINGS * eps).all())
+    is_one = bool(((gate - 1).abs() <= TABLE_ROUNDINGS * eps).all())
     decay = torch.nn.functional.pad(logs.diff(), (1, 0)).clamp_(max=0).unsqueeze(-1).to(kind)
     return LinearRecurrence(decay=decay, q=matrix.q * matrix.scale, k=matrix.k, gate=None if is_one else gate.to(kind))
 
@@ -91,7 +91,7 @@ def read_decay(tables: list[Tensor], eps: float) -> tuple[Tensor, Tensor] | None
     if len(known) < len(found):
         return None
     logs = torch.stack(known).view(gate.shape)
-    rounding = ROUNDINGS * eps * (1 + float(logs.abs().amax()))
+    rounding = TABLE_ROUNDINGS * eps * (1 + float(logs.abs().amax()))
     if not bool((logs.diff() <= rounding).all()) or not bool((logs < -rounding).any()):
         return None
     return (logs, gate) if is_decay(product, logs, gate, rounding) else None

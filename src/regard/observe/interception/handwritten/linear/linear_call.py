@@ -11,12 +11,12 @@ from regard.mechanism.scores import score_dtype
 from regard.observe.interception.attention_call import CallAdapter, build_plain_call
 from regard.observe.interception.handwritten.ancestors.query_axes import find_row_axes, list_axes
 from regard.observe.interception.handwritten.linear.linear_attention import TITLE, ChainRoles, select_axes
+from regard.observe.interception.handwritten.linear.linear_product import LinearProduct
 from regard.observe.interception.handwritten.products.head_guesses import count_tokens
-from regard.observe.interception.handwritten.products.labelled_product import LabelledProduct
 from regard.observe.interception.handwritten.products.score_form import ScoreForm, ScoreStep, StepKind
 from regard.observe.interception.handwritten.products.tensor_axes import Axes, AxisTable, Dims
-from regard.observe.interception.handwritten.products.traces import Trace
 from regard.observe.interception.handwritten.scores.axis_groups import Groups, split_batch
+from regard.observe.interception.handwritten.scores.row_comparison import OUTPUT_ROUNDINGS, SAMPLED_ROWS
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall, RecurrenceFactors, sample_state
 from regard.observe.interception.thread_state import STATE
@@ -25,8 +25,6 @@ CHANGED = "it is linear attention, whose products of keys with values are change
 FACTORS = (
     "its output is multiplied by factors of its rows whose gradients are not followed: cut its edges under torch.no_grad()"
 )
-SAMPLED_ROWS = 4  # of each matrix, compared with the layer's own output
-ROUNDINGS = 16  # of an output, relative to the sum of the sizes of its terms
 
 
 @dataclass(eq=False)
@@ -115,7 +113,7 @@ class LinearCall:
         found = (q @ k.mT).masked_fill_(~seen, 0) @ v * scale
         size = (q.abs() @ k.abs().mT).masked_fill_(~seen, 0) @ v.abs() * scale.abs()
         difference = (found - self.find_own_outputs()[:, :, rows].double()).abs()
-        if bool((difference > ROUNDINGS * self.eps * size).any()):  # not where the layer's own output is NaN
+        if bool((difference > OUTPUT_ROUNDINGS * self.eps * size).any()):  # not where the layer's own output is NaN
             raise UnreadableError(f"its formula differs from its output by {float(difference.nan_to_num(0).amax()):.2g}")
 
 
@@ -203,13 +201,12 @@ def group_axes(table: AxisTable, roles: ChainRoles, form: ScoreForm | None) -> t
     return Groups(before, (*heads, *select_axes(table, dims, shared)), queries, keys, width), features
 
 
-def read_call(
-    table: AxisTable, roles: ChainRoles, trace: Trace, product: LabelledProduct, y: Tensor, kernel: str
-) -> tuple[LinearCall, Tensor]:
-    """Return the call whose output is y, and the place of each entry of y in (b, h, q, e).
+def read_call(table: AxisTable, roles: ChainRoles, made: LinearProduct) -> tuple[LinearCall, Tensor]:
+    """Return the call whose output a product is, and the place of each of its entries in (b, h, q, e).
 
     Raises UnreadableError if the products of keys with values were changed otherwise than by factors and a running sum.
     """
+    product, trace, y = made.product, made.trace, made.y
     if product.added is not None:
         raise UnreadableError(CHANGED.format("an addition"))
     groups, features = group_axes(table, roles, trace.form)
@@ -246,7 +243,7 @@ def read_call(
             raise UnreadableError(CHANGED.format(step.kind.name.lower()))
     q, k, v = (x.expand(*outputs.shape[:2], -1, -1) for x in (q, k, v))
     call = LinearCall(
-        kernel=kernel,
+        kernel=made.kernel,
         q=q,
         k=k,
         v=v,

@@ -25,7 +25,7 @@ from regard.observe.interception.handwritten.linear.linear_attention import (
     is_attention,
     mixes_within_tokens,
 )
-from regard.observe.interception.handwritten.products.labelled_product import LabelledProduct
+from regard.observe.interception.handwritten.linear.linear_product import LinearProduct
 from regard.observe.interception.handwritten.products.score_form import ScoreForm, ScoreStep, StepKind
 from regard.observe.interception.handwritten.products.tensor_axes import AxisTable, Dims
 from regard.observe.interception.handwritten.products.traces import ActivatedScores, Trace, TraceKind
@@ -33,25 +33,22 @@ from regard.observe.interception.provenance import ModuleFrame
 
 CHAINED = "its weights are the product of two matrices of scores, each with a mask, which is not followed"
 ROUNDED = 1e-6  # of one over the number of keys, in float32
-ROUNDINGS = 64  # of the sum of a row, relative to the sum of the sizes of its terms
+SUM_ROUNDINGS = 64  # of the sum of weights, relative to the sum of their sizes
 
 
 def find_roles_of_scores(
-    frames: list[ModuleFrame],
+    made: LinearProduct,
     table: AxisTable,
-    trace: Trace,
-    x: Tensor,
-    product: LabelledProduct | None,
     list_softmax_axes: Callable[[Tensor, Dims], set[int]],
 ) -> ChainRoles | None:
-    """Return the roles of the operands of scores x and of the values they are multiplied with; None if it is no attention.
+    """Return the roles of the operands of scores and of the values they are multiplied with; None if it is no attention.
 
     list_softmax_axes(q, q_dims) are the axes along which a softmax made an operand.
     """
+    frames, product, x, trace, place = made.frames, made.product, made.x, made.trace, made.place
     form = trace.form
-    if form is None or trace.dims is None or product is None or not x.numel():
+    if form is None or trace.dims is None or not x.numel():
         return None
-    place = product.find_place(x)
     dims = product.build_dims(table, {place: trace.dims})
     a, b, of_scores = (list_axes(table, one) for one in (form.a_dims, form.b_dims, form.dims))
     keys = list_axes(table, trace.dims) - list_axes(table, dims[2])
@@ -169,5 +166,5 @@ def divides_by_count(table: AxisTable, form: ScoreForm, keys: set[int]) -> bool:
 
 def has_unit_rows(scores: Tensor) -> bool:
     """Return whether the rows of scores sum to 1, up to rounding or an epsilon beside the sums."""
-    bound = scores.abs().sum(-1) * (ROUNDINGS * torch.finfo(scores.dtype).eps) + 1e-3
+    bound = scores.abs().sum(-1) * (SUM_ROUNDINGS * torch.finfo(scores.dtype).eps) + 1e-3
     return bool(((scores.sum(-1) - 1).abs() <= bound).all())

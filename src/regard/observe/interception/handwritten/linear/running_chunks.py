@@ -19,16 +19,24 @@ from regard.observe.interception.handwritten.products.score_form import StepKind
 from regard.observe.interception.handwritten.products.tensor_axes import AxisTable
 from regard.observe.interception.handwritten.products.traces import Trace
 
-UNJOINED = "it is linear attention in chunks, of which it is not known how the sums of one are added to those of the next"
 UNCHANGED = "it is linear attention in chunks, whose sums are added to those of the next chunk"
 SERIAL = count()
 
 
-class RunningChunk(NamedTuple):
-    """The number of a chunk of tokens among those of a loop, and the number of the loop."""
+class ChunkPlace(NamedTuple):
+    """The place of a chunk of tokens: the loop, by number, and how many chunks of it come before."""
 
-    number: int
     loop: int
+    number: int
+
+    @classmethod
+    def start(cls) -> "ChunkPlace":
+        """Return the place of the first chunk of another loop."""
+        return cls(next(SERIAL), 0)
+
+    def follow(self) -> "ChunkPlace":
+        """Return the place of the next chunk of the same loop."""
+        return self._replace(number=self.number + 1)
 
 
 class RunningChunks:
@@ -54,7 +62,7 @@ class RunningChunks:
             before = self.carried.get(other) if isinstance(other, Tensor) else None
             is_start = find(other) is None and not other.any() if isinstance(other, Tensor) else other == 0
             if before is not None or is_start:
-                self.sums[y] = RunningChunk(0, next(SERIAL)) if before is None else before._replace(number=before.number + 1)
+                self.sums[y] = ChunkPlace.start() if before is None else before.follow()
                 return trace
         return None
 
@@ -73,7 +81,7 @@ class RunningChunks:
         return True
 
 
-def join_running_chunks(calls: list[tuple[RunningChunk, LinearCall | None]]) -> LinearCall | None:
+def join_running_chunks(calls: list[tuple[ChunkPlace, LinearCall | None]]) -> LinearCall | None:
     """Return the call of all chunks of a loop; None if one is missing or another one than the others."""
     ordered = sorted(calls, key=lambda one: one[0].number)
     parts = [call for _, call in ordered if call is not None and (call.is_causal or call.k.shape[2] == 1)]

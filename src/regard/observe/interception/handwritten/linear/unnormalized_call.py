@@ -34,11 +34,11 @@ from regard.observe.interception.handwritten.products.tensor_axes import AxisTab
 from regard.observe.interception.handwritten.products.traces import Trace
 from regard.observe.interception.handwritten.scores.axis_groups import Groups, describe_choice
 from regard.observe.interception.handwritten.scores.score_formula import resolve_form
+from regard.observe.interception.handwritten.scores.stored_weights import LIMIT_BYTES
 from regard.observe.interception.handwritten.softmax.undivided_contexts import NEAR
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall, RecurrenceFactors, sample_state
 
-LIMIT_BYTES = 2**30  # of weights that are recorded as they are
 SPARE_EQUATIONS = 8  # for each number that is solved for
 UNKNOWN = "attention of activated scores"  # by a formula that no name stands for
 

@@ -7,9 +7,9 @@ from torch import Tensor
 from regard.observe.interception.function_roles import strip_affixes
 from regard.observe.interception.provenance import find_tensors
 
-ADDS = ("addmm", "addmv", "addbmm", "baddbmm", "sspaddmm")  # add to their first argument
+ADDING_PRODUCTS = ("addmm", "addmv", "addbmm", "baddbmm", "sspaddmm")  # add to their first argument
 BY_ROWS = ("linear", "inner")  # multiply both along their last axis
-MATRICES = {"matmul", "rmatmul", "mm", "bmm", "mv", "dot", *ADDS, *BY_ROWS}
+MATRICES = {"matmul", "rmatmul", "mm", "bmm", "mv", "dot", *ADDING_PRODUCTS, *BY_ROWS}
 
 
 class ProductAxes(NamedTuple):
@@ -26,9 +26,9 @@ def find_operands(name: str, args: Any, kwargs: Any) -> list[Tensor]:
     """Return the tensors that a product multiplies, without its bias and its output."""
     core = strip_affixes(name)
     tensors = find_tensors(args, {name: x for name, x in kwargs.items() if name not in ("out", "bias", "input")})
-    if "input" in kwargs and core not in ADDS:
+    if "input" in kwargs and core not in ADDING_PRODUCTS:
         tensors.insert(0, kwargs["input"])
-    if core in ADDS and args:
+    if core in ADDING_PRODUCTS and args:
         tensors = tensors[1:]
     return [x for x in (tensors[:2] if core == "linear" else tensors) if x.is_floating_point()]
 

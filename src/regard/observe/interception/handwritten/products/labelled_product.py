@@ -12,7 +12,7 @@ from regard.observe.interception.handwritten.products.contraction import find_op
 from regard.observe.interception.handwritten.products.tensor_axes import AxisTable, Dims
 
 Labels = list[Hashable]
-ADDED = {"addmm": 1, "addmv": 1, "baddbmm": 1}  # whose first argument is added to the product
+ADDING_MATMULS = {"addmm", "addmv", "baddbmm"}  # whose first argument is added to the product
 
 
 class LabelledProduct(NamedTuple):
@@ -78,7 +78,7 @@ def label_product(name: str, operands: list[Tensor], args: Any, kwargs: Any) -> 
     a, b = operands if core != "rmatmul" else operands[::-1]
     if core in ("matmul", "rmatmul", "mm", "bmm", "mv", "dot", "vdot"):
         return label_matmul(a, b)
-    if core in ADDED:
+    if core in ADDING_MATMULS:
         beta, alpha = float(kwargs.get("beta", 1)), float(kwargs.get("alpha", 1))
         start = args[0] if args else kwargs.get("input")
         return label_matmul(a, b)._replace(factor=alpha, added=None if beta == 0 else (start, beta))

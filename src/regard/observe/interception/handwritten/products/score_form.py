@@ -17,6 +17,7 @@ from regard.observe.interception.provenance import is_in_place
 
 VIEWS = {"view", "reshape", "unflatten", "flatten", "squeeze", "unsqueeze", "view_as", "reshape_as", "ravel", "unsafe_view"}
 PERMUTES = PERMUTES_AXES | {"t", "T", "mT", "H", "mH", "adjoint"}
+SLICES = {"getitem", "narrow", "select", "split", "split_with_sizes", "tensor_split", "chunk", "unbind"}  # return some entries
 COPIES = {  # functions that keep every number
     *("contiguous", "clone", "detach", "positive", "to", "type", "type_as", "float", "double", "half", "bfloat16", "alias"),
     *("requires_grad", "data"),

@@ -5,14 +5,20 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.observe.interception.handwritten.products.score_form import COPIES, PERMUTES, VIEWS, follow_dims, is_view_index
+from regard.observe.interception.handwritten.products.score_form import (
+    COPIES,
+    PERMUTES,
+    SLICES,
+    VIEWS,
+    follow_dims,
+    is_view_index,
+)
 from regard.observe.interception.handwritten.recurrences.followed_function import FollowedFunction
 from regard.observe.interception.handwritten.recurrences.outer_products import can_view
 from regard.observe.interception.handwritten.recurrences.state_log import StateLog
 from regard.observe.interception.handwritten.recurrences.state_loop import Product, ReadTrace, State, Trace
-from regard.observe.interception.handwritten.softmax.undivided_contexts import PARTS
 
-LAYOUTS = VIEWS | PERMUTES | COPIES | PARTS | {"expand", "expand_as", "broadcast_to"}
+LAYOUTS = VIEWS | PERMUTES | COPIES | SLICES | {"expand", "expand_as", "broadcast_to"}
 RESHAPES = VIEWS - {"squeeze", "unsqueeze"}
 
 

@@ -1,6 +1,7 @@
 """The weights of a call beside those that the model computed, at sampled rows."""
 
 import sys
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -16,9 +17,11 @@ from regard.mechanism.scores import score_dtype
 from regard.mechanism.steps import normalize_scores
 from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.interception.forward_cache import cache_in_forward
-from regard.observe.interception.handwritten.scores.score_formula import UNDERFLOW, bound_products
+from regard.observe.interception.handwritten.products.traces import Trace
+from regard.observe.interception.handwritten.scores.score_parts import UNDERFLOW, bound_products
 
 SAMPLED_ROWS = 4  # of each matrix
+OUTPUT_ROUNDINGS = 16  # of an output, relative to the sum of the sizes of its terms
 MOST_COMPILED = 2**18  # products of rows and keys that are compared by a compiled loop; for more, torch is as fast
 
 
@@ -166,3 +169,26 @@ def build_row_layout(call: AttentionCall, matrix: Tensor, rows: Tensor, rounding
     sizes = np.array([*q.shape[:2], k.shape[1], k.shape[2], q.shape[3]])
     numbers = float(scale), 4 * eps, 4 * eps * q.shape[-1]
     return RowLayout(np.array(places), sizes, rows.numpy(), numbers, (bias, hidden))
+
+
+def add_sinks(call: AttentionCall, matrix: Tensor, trace: Trace) -> AttentionCall | None:
+    """Return a call with the sink of each head whose share is what the rows of weights lack of 1; None if there are none.
+
+    exp(s) / (1 + sum exp(s)), for one, is a softmax with a sink of 0.
+    """
+    if call.sinks is not None or call.weight is not None:
+        return None
+    rows = sample_rows(matrix)
+    bias = call.bias if call.bias is None or call.bias.shape[2] == 1 else call.bias[:, :, rows]
+    scores = compute_scores(call, call.q.detach()[:, :, rows], call.k.detach(), bias, find_hidden_keys(call, rows))
+    total = matrix[:, :, rows].sum(-1, dtype=scores.dtype)
+    if not bool((total < 1).all()):
+        return None
+    sinks = scores.logsumexp(-1) + (-total).log1p() - total.log()  # by each row; that with the least total is the most precise
+    least = total.masked_fill(total == 0, 2).transpose(0, 1).flatten(1).argmin(-1, keepdim=True)  # a blind row has none
+    found = sinks.transpose(0, 1).flatten(1).gather(-1, least).squeeze(-1).to(call.q.dtype)
+    for one in (torch.zeros_like(found), found):
+        with_sinks = replace(call, sinks=one)
+        if compare_rows(with_sinks, matrix, trace.eps, trace.may_differ_by_row) is None:
+            return with_sinks
+    return None

@@ -1,16 +1,18 @@
-"""Whether a function that a formula leaves out may have changed single rows of scores or weights."""
+"""What a function changes in single rows of scores or weights."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.observe.interception.function_roles import strip_affixes
+from regard.observe.interception.function_roles import Role, strip_affixes
 from regard.observe.interception.handwritten.products.score_form import BOUNDS, COPIES, PERMUTES, PRODUCTS, QUOTIENTS, VIEWS
-from regard.observe.interception.handwritten.products.traces import Trace
-from regard.observe.interception.handwritten.scores.score_formula import FILLED
+from regard.observe.interception.handwritten.products.traces import Trace, Traced, TraceKind
+from regard.observe.interception.handwritten.scores.score_parts import FILLED
 from regard.observe.interception.provenance import is_distributed
 from regard.observe.interception.thread_state import choose_by_numbers
+
+MAXIMA_OF_TWO = {"maximum", "fmax"}
 
 
 def may_edit_weights(name: str, args: Any, trace: Trace, x: Tensor, y: Tensor) -> bool:
@@ -47,3 +49,22 @@ def may_edit_scores(name: str, args: Any, kwargs: Any, x: Tensor, y: Tensor) -> 
     lower = args[1] if len(args) > 1 else kwargs.get("min", kwargs.get("other"))
     lower = float(lower) if isinstance(lower, Tensor) and lower.numel() == 1 else lower
     return has_upper or not (lower is None or (isinstance(lower, float | int) and lower <= FILLED))
+
+
+def find_shifted(role: Role | None, traced: list[Traced], y: Tensor) -> Traced | None:
+    """Return the scores from which y subtracts a maximum so far of each row, as in a loop over blocks of keys, if it does."""
+    if role is not Role.ADD or len(traced) != 2:
+        return None
+    known = [one for one in traced if one[1].form is not None and one[0].shape == y.shape]
+    scores = [one for one in known if one[1].kind is TraceKind.SCORES or one[1].function == "tanh"]
+    others = [one for _, one in traced if one.kind is TraceKind.WEIGHTS and one.function in MAXIMA_OF_TWO]
+    return scores[0] if len(scores) == len(others) == 1 else None
+
+
+def find_scaled(role: Role | None, traced: list[Traced], y: Tensor) -> Traced | None:
+    """Return the scores whose rows y multiplies or divides by numbers that were made of scores, as by sums of their sizes."""
+    if role is not Role.MULTIPLY or len(traced) != 2:
+        return None
+    (x, trace), (other, _) = sorted(traced, key=lambda one: one[0].numel(), reverse=True)
+    is_factor = other.numel() < x.numel() == y.numel() and other.dim() == x.dim()
+    return (x, trace) if is_factor and trace.kind is TraceKind.SCORES and trace.pairs else None

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.observe.interception.function_roles import Role, infer_role, strip_affixes
+from regard.observe.interception.handwritten.products.contraction import ADDING_PRODUCTS
 from regard.observe.interception.handwritten.products.tensor_axes import AxisTable, Dims
 from regard.observe.interception.handwritten.products.traces import Trace, TraceKind, Traces
 from regard.observe.interception.handwritten.scores.axis_groups import Groups
@@ -20,7 +21,6 @@ from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.provenance import find_tensors, is_in_place, list_entries
 
 MAX_STEPS = 64  # functions from the scores to the product with the values; of more, the scores are no attention
-ADDS = {"baddbmm", "addbmm", "addmm"}  # products with something added to them
 UNKNOWN = "its weights cannot be computed again from its scores"
 DIFFERENT = f"{UNKNOWN}: the functions between them give other numbers when they run again, as dropout does"
 OTHER_KEYS = f"{UNKNOWN}, of which some are over other keys or queries"
@@ -221,7 +221,7 @@ def run_steps(steps: list[Step], weights: Tensor, hider: KeyHider | None = None,
         hides |= dict.fromkeys(map(id, step.results), step.is_boundary or True in are_weights)
         if step.given or step.is_boundary:
             results = step.run_again(values, hider, factor)
-        elif factor != 1 and strip_affixes(step.name) in ADDS:
+        elif factor != 1 and strip_affixes(step.name) in ADDING_PRODUCTS:
             raise UnreadableError(NO_PRODUCT)
         else:
             results = [x if factor == 1 else x * factor for x in step.results]

@@ -19,7 +19,7 @@ from regard.observe.interception.handwritten.ancestors.layouts import skip_layou
 from regard.observe.interception.handwritten.products.labelled_product import LabelledProduct
 from regard.observe.interception.handwritten.products.score_form import PRODUCTS
 from regard.observe.interception.handwritten.products.tensor_axes import AxisTable
-from regard.observe.interception.handwritten.scores.score_formula import ScoreParts, infer_rule_of_parts
+from regard.observe.interception.handwritten.scores.score_parts import ScoreParts, infer_rule_of_parts
 from regard.observe.interception.handwritten.softmax.divided_exponentials import find_scores, is_exponential
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.provenance import TOKEN, ModuleFrame

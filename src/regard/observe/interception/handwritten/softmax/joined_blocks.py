@@ -9,13 +9,9 @@ from torch import Tensor
 from regard.map.small_maps import weigh_scores
 from regard.mechanism.heads import share
 from regard.observe.interception.attention_call import AttentionCall
-from regard.observe.interception.handwritten.scores.row_comparison import compute_scores, find_hidden_keys
-from regard.observe.interception.handwritten.scores.score_formula import (
-    ScoreParts,
-    bound_products,
-    describe_bias,
-    infer_rule_of_parts,
-)
+from regard.observe.interception.handwritten.scores.row_comparison import OUTPUT_ROUNDINGS, compute_scores, find_hidden_keys
+from regard.observe.interception.handwritten.scores.score_formula import describe_bias
+from regard.observe.interception.handwritten.scores.score_parts import ScoreParts, bound_products, infer_rule_of_parts
 from regard.observe.interception.handwritten.softmax.key_blocks import OTHERWISE, KeyBlock, QueryRows, find_place
 from regard.observe.interception.handwritten.softmax.undivided_contexts import DIVIDED, NEAR, NEARLY
 from regard.observe.interception.plain_tensors import UnreadableError
@@ -25,7 +21,6 @@ UNEQUAL = "it adds up blocks of keys in a loop, whose scores have different scal
 LARGE = "it adds up blocks of keys in a loop, whose mask or bias would take {:,} bytes"
 MOST_ENTRIES = 2**28  # of a table of all queries and keys
 HALF = 1e-4  # below the rounding of numbers of 16 bits
-ROUNDINGS = 16  # of an output, relative to the sum of the sizes of its terms
 
 
 def order_blocks(tensors: list[Tensor], sizes: list[int], readings: list[list[int]], name: str, is_cut: bool) -> list[int]:
@@ -134,7 +129,7 @@ def compare_context(call: AttentionCall, rows: QueryRows, start: int, count: int
     context, size = weights @ v, weights @ v.abs()
     eps = max(torch.finfo(x.dtype).eps for x in (q, rows.samples[-1]))
     bound = bound_products(q, k, 1.0 if call.scale is None else call.scale)
-    tolerance = eps * (ROUNDINGS + 4 * (count + bound + q.shape[-1])) * size
+    tolerance = eps * (OUTPUT_ROUNDINGS + 4 * (count + bound + q.shape[-1])) * size
     along = torch.full_like(context[..., 0], torch.inf)  # how far a row of x may be in the direction of the context
     if eps > HALF:  # dot products are summed in float32; each score and each sum is rounded, to either side
         sizes = scores.double().abs().masked_fill(weights == 0, 0) + bound * q.shape[-1] ** -0.5

@@ -22,6 +22,7 @@ from regard.observe.interception.handwritten.products.tensor_axes import Axes, A
 from regard.observe.interception.handwritten.products.traces import Trace
 from regard.observe.interception.handwritten.scores.axis_groups import Groups
 from regard.observe.interception.handwritten.scores.row_comparison import SAMPLED_ROWS
+from regard.observe.interception.handwritten.scores.row_edits import MAXIMA_OF_TWO
 from regard.observe.interception.handwritten.scores.score_formula import (
     collect_parts,
     is_query_first,
@@ -36,7 +37,6 @@ BLOCKS = (
 )
 KEYS = "it is a sum over keys in a loop, one by one, whose rows are not known until the last key"
 OTHERWISE = "it adds up blocks of keys in a loop, and its output is not that of a softmax over all of them"
-MAXIMA_OF_TWO = {"maximum", "fmax"}
 BLOCK_CUTS = SPLITS | {"getitem", "narrow", "split_with_sizes"}
 BLOCK_PICKS = BLOCK_CUTS | {"iter", "select", "unbind"}  # also of one entry along an axis
 MOST_CHANGES = 8  # layouts and factors between a block of tokens and its product

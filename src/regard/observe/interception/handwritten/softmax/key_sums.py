@@ -15,7 +15,7 @@ from regard.observe.interception.handwritten.products.labelled_product import La
 from regard.observe.interception.handwritten.products.traces import Trace, TraceKind, share_memory
 from regard.observe.interception.provenance import ModuleFrame, find_tensors
 
-ADDS = {"add", "addcmul", "radd", "iadd"}
+SUMS_OF_TWO = {"add", "addcmul", "radd", "iadd"}
 KEY = "key"  # the label of the keys
 FindTrace = Callable[[Tensor], Trace | None]
 
@@ -94,7 +94,7 @@ class KeySums:
             column = read_column(frame, find, tensors[1], tensors[2]) or read_column(frame, find, tensors[2], tensors[1])
             parts = parts[:1] if column is None else [*parts[:1], (tensors[1] * tensors[2], column)]
             tensors = tensors[:2]
-        if not parts or core not in ADDS | {"stack"} or (kwargs and core != "stack"):
+        if not parts or core not in SUMS_OF_TWO | {"stack"} or (kwargs and core != "stack"):
             return None
         joined: KeySum | None = parts[0][1]
         for _, one in parts[1:]:

@@ -13,7 +13,15 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.interception.function_roles import strip_affixes
-from regard.observe.interception.handwritten.products.score_form import COPIES, FUSED, PERMUTES, PRODUCTS, QUOTIENTS, VIEWS
+from regard.observe.interception.handwritten.products.score_form import (
+    COPIES,
+    FUSED,
+    PERMUTES,
+    PRODUCTS,
+    QUOTIENTS,
+    SLICES,
+    VIEWS,
+)
 from regard.observe.interception.provenance import JOINS, LIKE_ANOTHER, is_in_place, list_entries
 
 DIVIDED = "the rows of its weights do not sum to 1 where the values are multiplied; in the map they are divided by their sums"
@@ -22,11 +30,10 @@ BY_MORE = "its context is divided by more than the sums of its weights, as with 
 UNFOLLOWED = "what its context is divided by is not followed through {}; in the map it is the sums of its weights"
 UNSEEN = "its tensors are split among ranks, so it is not seen what its context is divided by; in the map it is the sums"
 NEAR = 1e-3  # of 1: an epsilon beside the sums is no mistake
-PARTS = {"getitem", "narrow", "select", "split", "split_with_sizes", "tensor_split", "chunk", "unbind"}
-LAYOUTS = VIEWS | PERMUTES | COPIES | PARTS
+LAYOUTS = VIEWS | PERMUTES | COPIES | SLICES
 FILLS = {"masked_fill", "nan_to_num"}  # what they write is no context, whose divisor does not matter
 ENDS = {"linear", "matmul", "mm", "bmm", "addmm", "add"}  # whose input is a context that nothing divides any more
-ROUNDINGS = 8  # of a divisor, each by half a unit in the last place, times the root of the number of its terms
+DIVISOR_ROUNDINGS = 8  # of a divisor, each by half a unit in the last place, times the root of the number of its terms
 
 
 class UndividedContext(NamedTuple):
@@ -182,7 +189,7 @@ def list_results(result: Any) -> list[Tensor]:
 
 def is_one(sums: Tensor, keys: int) -> bool:
     """Return whether quotients of sums of this many keys are 1 up to rounding, where they are numbers."""
-    bound = ROUNDINGS * keys**0.5 * torch.finfo(sums.dtype).eps
+    bound = DIVISOR_ROUNDINGS * keys**0.5 * torch.finfo(sums.dtype).eps
     return bool(((sums - 1).nan_to_num(0).abs() <= bound).all())
 
 
