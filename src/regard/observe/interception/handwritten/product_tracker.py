@@ -20,6 +20,8 @@ from regard.observe.interception.handwritten.linear.linear_product import Linear
 from regard.observe.interception.handwritten.linear.linear_scores import (
     CHAINED,
     are_of_all_tokens,
+    fills_with_zeros,
+    find_roles_of_one_token,
     find_roles_of_scores,
     is_table,
     weigh_linearly,
@@ -135,6 +137,8 @@ class ProductTracker(WeightTracker):
                     roles = find_roles_of_scores(made, self.table, partial(list_softmax_axes, self))
                     if roles is not None:
                         return self.follow_linear_scores(made, roles)
+                    if self.follow_chunk_of_one(made):
+                        return None
                 frames[-1].multiplies_scores = True  # linear attention in the other order, or other algebra
         self.drop(y)
         if self.has_exponentials and not traced and product is not None and self.tables.add(frames[-1], product, y):
@@ -206,13 +210,26 @@ class ProductTracker(WeightTracker):
 
     def follow_linear_scores(self, made: LinearProduct, roles: ChainRoles) -> HandwrittenCall | None:
         """Follow a product of scores with values as linear attention; return a call with stored weights if need be."""
-        frame = made.frames[-1]
-        if not are_of_all_tokens(frame, self.table, roles) or (roles.is_masked and self.linear.has_chunks(frame)):
+        is_chunk = roles.is_masked and self.linear.has_chunks(made.frames[-1])
+        if is_chunk or not are_of_all_tokens(made.frames, self.table, roles):
             self.linear.start_chunk(made, roles)
         elif not self.linear.start_call_of_scores(made, roles):
             return self.complete_call(weigh_linearly(made.trace), made.x, made.product, made.name)
         self.drop(made.y)
         return None
+
+    def follow_chunk_of_one(self, made: LinearProduct) -> bool:
+        """Follow the scores of chunks of one token, times values, beside which a layer keeps a state; return whether they are.
+
+        They are masked as those of longer chunks, or stand beside these, as the last one of an odd number of tokens.
+        """
+        frame = made.frames[-1]
+        is_chunk = fills_with_zeros(made.trace.form) or self.linear.has_chunks(frame)
+        roles = find_roles_of_one_token(made, self.table) if is_chunk and max(frame.list_lengths(), default=1) > 1 else None
+        if roles is not None:
+            self.linear.start_chunk(made, roles)
+            self.drop(made.y)
+        return roles is not None
 
     def start_linear_call(
         self, frames: list[ModuleFrame], name: str, args: Any, kwargs: Any, operands: list[Tensor], y: Tensor

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from hypothesis import assume, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import regard
+from observe.interception.handwritten import chunk_forms
 from observe.interception.handwritten.chunk_forms import (
     CHUNK,
     FORMS,
@@ -32,7 +33,6 @@ pytestmark = pytest.mark.usefixtures("in_float64")
 @example(b=2, h=2, t=16, e=4, seed=0)  # as many heads as batch rows, and values as wide as the chunks are long
 @example(b=CHUNK, h=2, t=16, e=5, seed=0)  # chunks as long as the batch
 def test_the_map_of_chunks_is_the_matrix_of_all_tokens_by_its_definition(form, b, h, t, e, seed):
-    assume(form != "in a loop" or t % CHUNK != 1)
     torch.manual_seed(seed)
     function, decays = FORMS[form]
     model, x = nn.Sequential(nn.Linear(6, 6), ChunkLayer(function, h, 3, e)), torch.randn(b, t, 6)
@@ -49,6 +49,37 @@ def test_the_map_of_chunks_is_the_matrix_of_all_tokens_by_its_definition(form, b
     if decays != "rows":
         with torch.no_grad():
             assert_equal(found.dense(), compute_matrix(tokens, decays))
+
+
+@pytest.mark.parametrize(("b", "h"), [(2, 3), (1, 3), (3, 1), (1, 1), (5, 2), (2, 5)])
+@pytest.mark.parametrize("form", ["decays of heads", "no decays", "in a loop", "decays of features"])
+def test_chunks_of_one_token_have_the_term_of_the_token_itself(form, b, h, monkeypatch):
+    monkeypatch.setattr(chunk_forms, "CHUNK", 1)
+    function, decays = FORMS[form]
+    model, x = nn.Sequential(nn.Linear(6, 6), ChunkLayer(function, h, 3, 4)), torch.randn(b, 7, 6)
+    recording, _ = record_and_compare(model, lambda model: model(x))
+    assert [call.name for call in recording.calls] == ["1"]
+    with torch.no_grad():
+        tokens = model[1].project(model[0](x))
+        assert_equal(recording.map(0, kind="implicit").dense(), compute_matrix(tokens, decays))
+        assert_equal(recording.map(0, kind="implicit") @ tokens.v, model[1].mix(tokens))
+
+
+def test_what_a_loop_adds_to_its_reads_is_left_out_unless_it_is_of_the_same_values():
+    def read(x: Tokens, own: Tensor) -> Tensor:
+        state, outputs = torch.zeros(*x.q.shape[:2], x.q.shape[3], x.v.shape[3]), []
+        for i in range(x.q.shape[2]):
+            q, k, v = (y[:, :, i : i + 1] for y in (x.q, x.k, x.v))
+            outputs.append(q @ state + own[:, :, i : i + 1])
+            state = state + k.mT @ v
+        return torch.cat(outputs, 2)
+
+    layer, x = ChunkLayer(lambda x: read(x, x.v.flip(-1)), 2, 3, 4), torch.randn(3, 7, 6)
+    recording, _ = record_and_compare(layer, lambda model: model(x))
+    with torch.no_grad():
+        tokens = layer.project(x)
+        assert_equal(recording.map(0, kind="implicit").dense(), (tokens.q @ tokens.k.mT).tril(-1))
+        assert_equal(recording.map(0, kind="implicit") @ tokens.v, read(tokens, torch.zeros_like(tokens.v)))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -135,8 +166,14 @@ def test_chunks_with_too_few_outputs_for_their_decays_are_missed():
 
 
 def test_heads_are_not_taken_for_chunks_of_which_none_reads_an_earlier_one():
-    """The last chunk of this loop is a single token, so that the others are not all tokens; heads times chunks may be."""
-    recording, _ = record_and_compare(ChunkLayer(gate_in_a_loop, 3, 3, 3), lambda m: m(torch.randn(1, 9, 6)), missing=True)
+    """Nothing is computed for the last token, so that the others are not all tokens; heads times chunks may be."""
+
+    def leave_out_the_last(x: Tokens) -> Tensor:
+        q, k, v, logs, feature_logs = (y[:, :, :-1] for y in (x.q, x.k, x.v, x.logs, x.feature_logs))
+        return torch.cat([gate_in_a_loop(Tokens(q, k, v, logs, feature_logs)), x.v[:, :, -1:]], 2)
+
+    layer = ChunkLayer(leave_out_the_last, 3, 3, 3)
+    recording, _ = record_and_compare(layer, lambda m: m(torch.randn(1, 9, 6)), missing=True)
     assert not recording.calls
 
 

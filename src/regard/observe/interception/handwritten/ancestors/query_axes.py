@@ -1,5 +1,7 @@
 """Which axes of queries are tokens and which are heads that share keys, by the rows of what a layer has projected."""
 
+import math
+
 from torch import Tensor
 
 from regard.observe.interception.handwritten.ancestors.row_provenance import RowAxes, RowSearch
@@ -58,6 +60,18 @@ def find_row_axes(
     and heads, rows of an argument of the model are known too.
     """
     return RowSearch(table, tokens, others).find(frames, q, dims) if q.numel() else None
+
+
+def are_all_rows(frames: list[ModuleFrame], table: AxisTable, x: Tensor, dims: Dims, axes: set[int]) -> bool:
+    """Return whether axes of x are a dimension of the rows that a layer made of all rows of an argument of the module."""
+    before = len(table.parts)
+    found = RowSearch(table).search(frames, x, dims) if x.numel() else None
+    while len(table.parts) > before:
+        table.parts.popitem()
+    if found is None or axes not in found.groups:
+        return False
+    sizes = [math.prod(table.get_sizes([*group])) for group in found.groups]
+    return any([*given.shape[:-1]] == sizes for given in frames[-1].input_tensors)
 
 
 def list_axes(table: AxisTable, dims: Dims) -> set[int]:

@@ -5,6 +5,7 @@ the next is solved for from the layer's own output: one number, or one for each 
 output. Sources: Sun et al. 2023 (RetNet), Yang et al. 2023 (gated linear attention), Dao and Gu 2024 (state space duality).
 """
 
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -78,6 +79,7 @@ class ChunkedCall:
     made: tuple[Tensor, Dims, Dims]  # the values as they were multiplied, with their axes and those of the output
     sums: list[Sum] = field(default_factory=list)
     earlier: set[int] = field(default_factory=set)  # outputs of other calls that it was made of, by the ids of their references
+    added: "list[weakref.ref[Tensor]]" = field(default_factory=list)  # what was added to its output
 
     @property
     def rows(self) -> Axes:

@@ -45,6 +45,7 @@ class LinearCall:
     row_scale: Tensor
     eps: float
     unchanged: tuple[Tensor, Tensor] | None = None
+    note: str = ""
 
     def adapt(self, y: Tensor, places: Tensor) -> CallAdapter:
         """Return how the output y, whose entries have these places in (b, h, q, e), converts to a context and back.
@@ -99,7 +100,7 @@ class LinearCall:
             mechanism = LinearRecurrence(decay=k.new_zeros(1, 1, 1, 1), q=q, k=k, gate=row_scale)
         else:
             mechanism = ScoredMatrix(q=q, k=k, activation=IDENTITY, row_scale=row_scale, title=TITLE)
-        factors = RecurrenceFactors(mechanism, values, self.find_own_outputs(), sample_state(values))
+        factors = RecurrenceFactors(mechanism, values, self.find_own_outputs(), sample_state(values), note=self.note)
         initial = sample_state(values[:, :, : t - n]) if 0 < n < t else None
         return RecurrenceCall(self.kernel, initial, lambda: factors, must_continue=False, row_scale=self.row_scale)
 

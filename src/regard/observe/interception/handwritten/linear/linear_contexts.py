@@ -61,9 +61,10 @@ class LinearContexts(LinearOutputs):
         return join_loops(ended)
 
     def forget_calls(self, outputs: "list[weakref.ref[Tensor]]") -> None:
-        """Forget the calls with these outputs, which are recorded as parts of a loop."""
+        """Forget the calls with these outputs, or with chunks that these are added to: they are recorded as parts of a loop."""
         known = {*map(id, outputs)}  # equal references would compare the tensors
-        self.found = [one for one in self.found if id(one.output) not in known]
+        parts = [(one, one.call.added if isinstance(one.call, ChunkedCall) else []) for one in self.found]
+        self.found = [one for one, added in parts if known.isdisjoint(map(id, (one.output, *added)))]
 
     def start_call(self, made: LinearProduct, has_softmax: bool = False) -> bool:
         """Start a call if a product is of queries with products of keys with values; return whether it is.

@@ -3,6 +3,7 @@
 What a layer multiplies or divides the rows of an output by, as a normalizer, is followed through every change of layout.
 """
 
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from regard.observe.interception.function_roles import strip_affixes
 from regard.observe.interception.handwritten.ancestors.ancestor_search import find_ancestors
 from regard.observe.interception.handwritten.linear.chunk_loops import FoundCall
 from regard.observe.interception.handwritten.linear.chunked_attention import ChunkedCall
+from regard.observe.interception.handwritten.linear.given_states import READ_STATE, reads_given_state
 from regard.observe.interception.handwritten.linear.linear_call import LinearCall
 from regard.observe.interception.handwritten.linear.unnormalized_call import ActivatedCall
 from regard.observe.interception.handwritten.products.contraction import ADDING_PRODUCTS
@@ -61,8 +63,8 @@ class LinearOutputs:
         context, core = self.contexts[args[place]], name if name in PERMUTES else strip_affixes(name)
         if core in ("sub", "subtract") and place == 1 and is_deflated(context.call, args[0]):
             self.found = [one for one in self.found if one.call is not context.call]
-        if isinstance(context.call, ChunkedCall) and core in SUMS and isinstance(result, Tensor):
-            self.add_to_chunk(context, args, place, result)
+        if core in SUMS and (core not in FUSED or isinstance(context.call, ChunkedCall)) and isinstance(result, Tensor):
+            self.follow_addition(context, core, args, place, result)
         elif core in PRODUCTS | QUOTIENTS and len(args) == 2 and not (core in QUOTIENTS and (place or kwargs)):
             by = torch.as_tensor(args[1 - place], device=result.device).detach().to(context.call.row_scale.dtype)
             if self.multiply_rows(context, result, by.reciprocal() if core in QUOTIENTS else by):
@@ -82,6 +84,16 @@ class LinearOutputs:
             for y, places in [(result, parts)] if isinstance(result, Tensor) else zip(result, parts, strict=True):
                 self.contexts[y] = context._replace(places=places)
 
+    def follow_addition(self, context: PlacedEntries, core: str, args: Any, place: int, result: Tensor) -> None:
+        """Follow the sum of an output with something else, which may be what queries read from a state."""
+        if isinstance(context.call, ChunkedCall):
+            self.add_to_chunk(context, args, place, result)
+            return
+        others = [x for n, x in enumerate(args) if n != place and isinstance(x, Tensor)]
+        terms = [(*map(weakref.ref, others),)] if core in ADDING_PRODUCTS else []
+        if reads_given_state(STATE.frames[-1], args[place], others, terms):
+            context.call.note = READ_STATE
+
     def add_to_chunk(self, context: PlacedEntries, args: Any, place: int, result: Tensor) -> None:
         """Follow the sum of the output of a chunk with something else, perhaps with what earlier chunks add."""
         call, places = context
@@ -91,6 +103,7 @@ class LinearOutputs:
         call.add_sum(result.detach().flatten()[places.flatten().argsort()].view(*call.row_scale.shape, -1))
         self.contexts[result] = context
         others = [x for n, x in enumerate(args) if n != place and isinstance(x, Tensor)]
+        call.added += map(weakref.ref, others)
         parts = self.list_ancestors(STATE.frames, others) - call.earlier
         self.found = [one for one in self.found if id(one.output) not in parts]
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard.map.scored_matrix import IDENTITY
 from regard.observe.interception.handwritten.ancestors.feature_maps import is_feature_map
-from regard.observe.interception.handwritten.ancestors.query_axes import list_axes
+from regard.observe.interception.handwritten.ancestors.query_axes import are_all_rows, list_axes
 from regard.observe.interception.handwritten.linear.linear_attention import (
     TITLE,
     ChainRoles,
@@ -79,13 +79,38 @@ def find_roles_of_scores(
     return roles if is_known and is_attention(frames, table, roles) else None
 
 
-def are_of_all_tokens(frame: ModuleFrame, table: AxisTable, roles: ChainRoles) -> bool:
+def find_roles_of_one_token(made: LinearProduct, table: AxisTable) -> ChainRoles | None:
+    """Return the roles of the score of each token with itself, which its value is multiplied by; None for other products.
+
+    So it is in chunks of one token. The first operand of the scores is taken to be the queries.
+    """
+    form, place = made.trace.form, made.place
+    if form is None or made.trace.dims is None or not made.x.numel() or made.product.sums_several():
+        return None
+    a, b, rows = (list_axes(table, one) for one in (form.a_dims, form.b_dims, made.trace.dims))
+    dims, features = made.product.build_dims(table, {place: made.trace.dims}), (a & b) - rows
+    v_dims = dims[1 - place]
+    of_values = list_axes(table, v_dims)
+    if not features or not a == b == rows | features or not rows < of_values == list_axes(table, dims[2]):
+        return None
+    v = made.product.operands[1 - place]
+    return ChainRoles(form.a, form.b, v, form.a_dims, form.b_dims, v_dims, features, set(), dims[2], True, is_masked=True)
+
+
+def fills_with_zeros(form: ScoreForm | None) -> bool:
+    """Return whether scores were masked by zeros, perhaps those of a single token, where nothing is hidden."""
+    return form is not None and any(step.kind is StepKind.FILL and not step.amount for step in form.steps)
+
+
+def are_of_all_tokens(frames: list[ModuleFrame], table: AxisTable, roles: ChainRoles) -> bool:
     """Return whether scores are of all tokens of a module: an axis of its inputs is as long as that of the keys.
 
     Masked scores of other tokens are of a chunk, beside which a layer keeps a state.
     """
-    t = math.prod(table.get_sizes([*roles.keys]))
-    return not roles.is_masked or not frame.input_tensors or t in list_token_lengths(frame, table, roles)
+    frame, t = frames[-1], math.prod(table.get_sizes([*roles.keys]))
+    if not roles.is_masked or not frame.input_tensors or t in list_token_lengths(frame, table, roles):
+        return True
+    return t in frame.list_lengths() and are_all_rows(frames, table, roles.k, roles.k_dims, roles.keys)
 
 
 def list_token_lengths(frame: ModuleFrame, table: AxisTable, roles: ChainRoles) -> set[int]:

@@ -57,6 +57,7 @@ class ActivatedCall:
     outputs: Tensor
     columns: Tensor
     row_scale: Tensor
+    note: str = ""  # beside that of its factors
 
     @classmethod
     def copy_call(cls, call: RecurrenceCall) -> "ActivatedCall":
@@ -111,8 +112,9 @@ class ActivatedCall:
 
     def read(self) -> RecurrenceCall:
         """Return the call in terms of a recording, with the factors of its rows."""
+        note = "; ".join(filter(None, (self.factors.note, self.note)))
         if bool((self.row_scale == 1).all()) and len(self.columns) == self.v.shape[3]:
-            return replace(self.call, read=lambda: replace(self.factors, outputs=self.outputs))
+            return replace(self.call, read=lambda: replace(self.factors, outputs=self.outputs, note=note))
         mechanism, values = self.factors.mechanism, self.v[..., self.columns]
         if isinstance(mechanism, StoredMatrix):
             entries = mechanism.entries * self.row_scale.unsqueeze(-1).to(mechanism.entries.dtype)
@@ -124,7 +126,7 @@ class ActivatedCall:
             scale = self.row_scale if mechanism.row_scale is None else self.row_scale * mechanism.row_scale
             mechanism = replace(mechanism, row_scale=scale)
         state, (n, t) = sample_state(values), (self.outputs.shape[2], values.shape[2])
-        factors = replace(self.factors, mechanism=mechanism, values=values, outputs=self.outputs, state=state)
+        factors = replace(self.factors, mechanism=mechanism, values=values, outputs=self.outputs, state=state, note=note)
         initial = sample_state(values[:, :, : t - n]) if 0 < n < t else None
         return replace(self.call, initial_state=initial, read=lambda: factors, row_scale=self.row_scale)
 

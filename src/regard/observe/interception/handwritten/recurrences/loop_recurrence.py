@@ -19,13 +19,14 @@ from regard.observe.interception.folded_heads import find_folded_rows
 from regard.observe.interception.handwritten.ancestors.query_axes import list_axes
 from regard.observe.interception.handwritten.products.head_guesses import count_tokens, split_heads
 from regard.observe.interception.handwritten.products.tensor_axes import Axes, AxisTable
-from regard.observe.interception.handwritten.recurrences.loop_check import compare_outputs
+from regard.observe.interception.handwritten.recurrences.loop_check import ROUNDINGS, compare_outputs
 from regard.observe.interception.handwritten.recurrences.own_terms import SCALED, adds_to_scaled
 from regard.observe.interception.handwritten.recurrences.state_loop import START, Factor, Read, StateLoop, Write
 from regard.observe.interception.handwritten.recurrences.token_joiner import BACKWARDS, DIFFERS, TokenJoiner, identify_factor
 from regard.observe.interception.handwritten.recurrences.token_order import are_taken_out_of_order
 from regard.observe.interception.handwritten.scores.axis_groups import split_folded_heads
 from regard.observe.interception.head_counts import find_head_counts
+from regard.observe.interception.lookups import read_version
 from regard.observe.interception.plain_tensors import UnreadableError, disable_modes
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall, RecurrenceFactors, sample_state
 from regard.observe.interception.thread_state import STATE
@@ -102,12 +103,18 @@ def read_factors(loop: StateLoop, table: AxisTable, left: Tensor | None) -> Recu
     b, h, t = map(joiner.count, (roles.batch, roles.heads, roles.time))
     outputs = table.arrange(output.tensor, output.dims, (*rows, roles.width)).expand(b, h, t, -1)
     values = joiner.multiply(roles.values, (*rows, roles.width)).expand(b, h, t, outputs.shape[3]).contiguous()
-    own = read_own_products(joiner, roles, tokens.own_writes) if tokens.own_writes else None
-    mechanism = build_mechanism(loop, joiner, roles, tokens, (b, h, t), own)
+    skip, skip_size = None, None
+    if tokens.own_writes:
+        own = read_own_products(joiner, roles, tokens.own_writes)
+        skip, skip_size = own.sum(3), own.abs().sum(3)
+    elif tokens.is_strict and (sums := list_sums(loop, tokens)):
+        total = table.arrange(joiner.join(sums).tensor, output.dims, (*rows, roles.width)).expand_as(outputs)
+        skip, skip_size, outputs = read_own_values(outputs, total, values)
+    mechanism = build_mechanism(loop, joiner, roles, tokens, (b, h, t), skip)
     initial = None
     if loop.initial is not None:
         initial = table.arrange(loop.initial, loop.dims, (roles.batch, roles.heads, roles.features, roles.width))
-    compare_outputs(mechanism, values, outputs, initial, None if own is None else own.abs().sum(3))
+    compare_outputs(mechanism, values, outputs, initial, skip_size)
     loop.is_recorded = True
     return RecurrenceFactors(mechanism, values, outputs, left)
 
@@ -206,9 +213,9 @@ def split_rows(table: AxisTable, loop: StateLoop, inner: set[int], time: Axes) -
 
 
 def build_mechanism(
-    loop: StateLoop, joiner: TokenJoiner, roles: Roles, tokens: LoopTokens, shape: tuple[int, int, int], own: Tensor | None
+    loop: StateLoop, joiner: TokenJoiner, roles: Roles, tokens: LoopTokens, shape: tuple[int, int, int], skip: Tensor | None
 ) -> LinearRecurrence:
-    """Return the recurrence of a loop, of a shape (b, h, t), with the products that each token has of its own."""
+    """Return the recurrence of a loop, of a shape (b, h, t), with what multiplies the value of each token for itself."""
     rows, dtype = (roles.batch, roles.heads, roles.time), score_dtype(roles.query.tensor.dtype)
     d = joiner.count(roles.features)
     q, k = (joiner.multiply(one, (*rows, roles.features)).expand(-1, -1, -1, d) for one in ([roles.query], roles.keys))
@@ -223,13 +230,36 @@ def build_mechanism(
     if tokens.is_strict:
         logs = parts["decay"] if rates is None else decay * rates
         parts["row_logs"] = -logs.to(dtype) if logs.shape[3] > 1 else -logs.squeeze(3).to(dtype)
-    if own is not None:
-        parts["skip"] = own.sum(3).to(dtype)
+    if skip is not None:
+        parts["skip"] = skip.to(dtype)
     b, h, t = (max(x.shape[axis] for x in parts.values()) for axis in range(3))
     if (b, h, t) != shape:  # all factors are the same for every token
         name = "beta" if "beta" in parts else "key_scale"
         parts[name] = parts.get(name, q.new_ones(1, 1, 1)).expand(shape).contiguous()
     return LinearRecurrence(**parts, is_strict=tokens.is_strict)
+
+
+def list_sums(loop: StateLoop, tokens: LoopTokens) -> list[Factor]:
+    """Return what the reads of all tokens were added to something else to, with their axes; none if some were not."""
+    places = [next(n for n, read in enumerate(loop.reads) if read is one) for one in tokens.reads]
+    found = [(loop.sums.get(place), loop.reads[place].output) for place in places]
+    sums = [Factor(x, read.dims, read_version(x)) for x, read in found if x is not None and x.shape == read.tensor.shape]
+    return sums if len(sums) == len(places) else []
+
+
+def read_own_values(outputs: Tensor, total: Tensor, values: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
+    """Return what multiplies each value (b, h, t, e) to be added to the outputs, with its rounding, and the outputs with it.
+
+    So chunks of one token add q_i · k_i v_i to what they read from the state of earlier ones. None, and the outputs as they
+    are, if something else was added.
+    """
+    v, added = values.double(), total.double() - outputs.double()
+    norm = v.square().sum(3).clamp(min=torch.finfo(torch.float64).tiny)
+    skip, size = (added * v).sum(3) / norm, total.double().abs() + outputs.double().abs()
+    eps = max(torch.finfo(one.dtype).eps for one in (outputs, values))
+    if not bool(((added - skip.unsqueeze(3) * v).abs() <= ROUNDINGS * eps * size).all()):
+        return None, None, outputs
+    return skip, skip.abs() + (size * v.abs()).sum(3) / norm, total
 
 
 def read_own_products(joiner: TokenJoiner, roles: Roles, writes: Sequence[Write]) -> Tensor:

@@ -92,6 +92,7 @@ class StateLoop:
     writes: list[Write] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)  # the number of writes up to each
     reads: list[Read] = field(default_factory=list)
+    sums: dict[int, Tensor] = field(default_factory=dict)  # the first sum of what was read with something else, by the read
     last: "weakref.ref[Tensor] | None" = None  # the state after the last write
     reason: str = ""  # why it cannot be read, if that is known
     has_token_weights: bool = False  # whether its decays, queries or keys depend on tokens

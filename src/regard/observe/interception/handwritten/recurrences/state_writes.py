@@ -66,6 +66,8 @@ def follow_addition(log: StateLog, call: FollowedFunction) -> None:
     first, second = find_term_traces(*map(call.find, args))
     if call.core != "add":
         follow_difference(log, call, args, first, second)
+    elif isinstance(read := first if isinstance(first, ReadTrace) else second, ReadTrace):
+        read.loop.sums.setdefault(read.place, call.y.detach().clone())
     elif isinstance(first, State) and isinstance(second, State):
         mix_states(log, first, second, call.y)
     elif isinstance(first, State) and isinstance(second, Product):
