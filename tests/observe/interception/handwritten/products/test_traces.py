@@ -130,6 +130,9 @@ SAMPLED = {  # weights without single rows that may differ, so that a sample of 
     "dropout that is off": lambda s: nn.functional.dropout(s.softmax(-1), 0.1, False),
     "dropout in place that is off": lambda s: nn.functional.dropout(s.softmax(-1), 0.1, False, inplace=True),
     "a mask filled in place": lambda s: s.masked_fill_(mark(slice(None)).triu(1), -math.inf).softmax(-1),
+    "a mask chosen from a table": lambda s: torch.where(mark(slice(None)).triu(1), torch.full_like(s, -math.inf), s).softmax(
+        -1
+    ),
     "another dtype and layout": lambda s: s.float().softmax(-1).flatten(0, 1).to(s.dtype).view(s.shape).contiguous(),
     "hidden keys that are filled again": lambda s: s.masked_fill(mark(KEY), -math.inf).softmax(-1).masked_fill(mark(KEY), 0.0),
     "a bound that hides": lambda s: s.clamp(min=-1e4).softmax(-1),

@@ -304,8 +304,10 @@ def extend_by_fill(form: ScoreForm, core: str, args: Any, kwargs: Any, x: Tensor
         or (core == "setitem" and table.shape != x.shape)
     ):
         return None
-    if isinstance(value, Tensor) and value.numel() != 1:
-        return None
+    if isinstance(value, Tensor):
+        if not value.numel() or not bool((value == value.flatten()[0]).all()):  # a table of one number, as zeros_like
+            return None
+        value = value.flatten()[0]
     return form.add_step(StepKind.FILL, table.detach().bool(), select_dims(table, form.dims), float(value))
 
 
