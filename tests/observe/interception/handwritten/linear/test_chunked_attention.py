@@ -22,7 +22,9 @@ from observe.interception.handwritten.chunk_forms import (
     sum_up,
 )
 from observe.recording_checks import EQUAL, assert_equal, assert_same_mechanism, record_and_compare
-from regard.observe.interception.handwritten.linear.chunked_attention import CARRIED, FEW
+from regard.observe.interception.handwritten.linear.chunk_states import FEW
+from regard.observe.interception.handwritten.linear.chunked_attention import CARRIED
+from regard.observe.run_tracker import UNKNOWN_STATE
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -210,3 +212,39 @@ def test_a_loop_of_chunks_inside_a_training_step_leaves_the_gradients():
 
     recording, _ = record_and_compare(layer, step)
     assert len(recording.calls) == 1
+
+
+class Continued(ChunkLayer):
+    """The minimal listing of Mamba-2, which is given a state (b, h, e, d)."""
+
+    def forward(self, x: Tensor, state: Tensor) -> Tensor:
+        return self.out(scan_dually(self.project(x), state.unsqueeze(1)).transpose(1, 2).flatten(2))
+
+    def compute_state(self, x: Tensor) -> Tensor:
+        """Compute the state that the tokens of an input (b, t, width) leave, by its definition."""
+        tokens = self.project(x)
+        reach = (tokens.logs.sum(2, keepdim=True) - tokens.logs.cumsum(2)).exp()
+        return torch.einsum("bht,bhte,bhtd->bhed", reach, tokens.v, tokens.k)
+
+
+@pytest.mark.parametrize("second", [8, 11])
+def test_a_scan_that_is_given_the_state_of_the_one_before_continues_its_map(second):
+    layer, x = Continued(scan_dually, 2, 3, 5), torch.randn(2, 12 + second, 6)
+
+    def run(model: nn.Module) -> Tensor:
+        first = model(x[:, :12], torch.zeros(2, 2, 5, 3))
+        return torch.cat([first, model(x[:, 12:], model.compute_state(x[:, :12]))], 1)
+
+    with torch.no_grad():
+        recording, _ = record_and_compare(layer, run)
+        tokens = layer.project(x)
+        found = recording.map(0, kind="implicit")
+        assert_equal(found.dense(), compute_matrix(tokens, "heads"))
+        assert_equal(found @ tokens.v, scan_dually(tokens))
+
+
+def test_a_scan_that_starts_from_a_state_that_no_call_has_left_is_missed_with_this_reason():
+    layer, x = Continued(scan_dually, 2, 3, 5), torch.randn(2, 12, 6)
+    recording, _ = record_and_compare(layer, lambda m: m(x, torch.ones(2, 2, 5, 3)), missing=True)
+    assert not recording.calls
+    assert [one.reason for one in recording.missed] == [UNKNOWN_STATE]

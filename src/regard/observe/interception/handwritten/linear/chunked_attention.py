@@ -7,47 +7,29 @@ output. Sources: Sun et al. 2023 (RetNet), Yang et al. 2023 (gated linear attent
 
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.map.linear_recurrence import GONE, LinearRecurrence
 from regard.mechanism.scores import score_dtype
+from regard.observe.interception.handwritten.linear.chunk_states import Chunk, join_chunks
+from regard.observe.interception.handwritten.linear.corrected_values import read_delta_rule
 from regard.observe.interception.handwritten.linear.linear_attention import ChainRoles
 from regard.observe.interception.handwritten.linear.linear_call import group_axes
 from regard.observe.interception.handwritten.linear.linear_product import LinearProduct
 from regard.observe.interception.handwritten.products.score_form import ScoreForm, StepKind
 from regard.observe.interception.handwritten.products.tensor_axes import Axes, AxisTable, Dims
-from regard.observe.interception.handwritten.recurrences.loop_check import compare_outputs
 from regard.observe.interception.handwritten.scores.axis_groups import Groups, split_batch
 from regard.observe.interception.plain_tensors import UnreadableError
-from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall, RecurrenceFactors, build_read_call
+from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall, build_read_call, sample_state
 
 CHUNKS = "it is linear attention whose scores are of a part of its tokens, so it is not known how the others are added"
 CARRIED = "it is linear attention in chunks, whose sum with what earlier chunks add is no recurrence that is known: {}"
-UNCARRIED = "nothing of it comes from earlier chunks"
-GROWS = "its states are multiplied by more than 1"
-FEW = "its chunks have too few outputs to tell what their states decay by"
 MOST_SUMS = 3  # of a product within chunks with something else, one of which is that with the earlier chunks
-SPARE = 2  # outputs of a chunk for each decay that is solved for, at least
-NOISE_ROUNDINGS, MOST_NOISE = 2**10, 2.0**-5  # of a decay above 1, or of the outputs of a chunk, less than which is nothing
-
-
-class Chunk(NamedTuple):
-    """The tokens of a chunk: q, k (b, h, n, d), v (b, h, n, e), and their output (b, h, n, e) with earlier chunks.
-
-    own is what multiplies q_i · k_i, and decays that of a token and the one before over it, both (b or 1, h or 1, n).
-    """
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    own: Tensor
-    decays: Tensor
-    outputs: Tensor
 
 
 class Sum(NamedTuple):
@@ -80,6 +62,8 @@ class ChunkedCall:
     sums: list[Sum] = field(default_factory=list)
     earlier: set[int] = field(default_factory=set)  # outputs of other calls that it was made of, by the ids of their references
     added: "list[weakref.ref[Tensor]]" = field(default_factory=list)  # what was added to its output
+    states: list[Tensor] = field(default_factory=list)  # arguments of the module that may be the state before the first chunk
+    sources: list[Tensor] | None = None  # what its values were made of, if they were made of those of earlier chunks too
 
     @property
     def rows(self) -> Axes:
@@ -95,6 +79,11 @@ class ChunkedCall:
     def sizes(self) -> tuple[int, int, int]:
         """The numbers of rows, and the widths of keys and values, which the chunks of a loop have in common."""
         return len(self.q), self.q.shape[3], self.v.shape[3]
+
+    def can_start_from(self, x: Tensor) -> bool:
+        """Return whether a tensor has the last axes of a state."""
+        sizes = self.q.shape[3], self.v.shape[3]
+        return x.is_floating_point() and x.dim() > 2 and x.shape[-2:] in (sizes, sizes[::-1])
 
     def read(self) -> RecurrenceCall:
         """Return the call in terms of a recording. Raises UnreadableError if it is no recurrence."""
@@ -149,13 +138,17 @@ class ChunkedLoop(NamedTuple):
         for chunks in self.list_chunks():
             if not all(bool((one.own > 0).all() & (one.decays >= 0).all()) for one in chunks):
                 continue
-            for has_several in (False, True):
+            length = find_length(chunks, first.lengths)
+            for has_several, initial in product((False, True), (None, *list_states(chunks[0], first.states))):
                 try:
-                    factors = join_chunks(chunks, has_several, find_length(chunks, first.lengths))
+                    factors = join_chunks(chunks, has_several, length, initial)
+                    if first.sources is not None and len(self.calls) > 1:
+                        factors = read_delta_rule(factors, first.sources, initial)
                 except UnreadableError as error:
-                    reason = CARRIED.format(error)
+                    reason = CARRIED.format(error) if initial is None else reason
                 else:
-                    return build_read_call(first.kernel, factors)
+                    call, state = build_read_call(first.kernel, factors), sample_state(initial)
+                    return call if state is None else replace(call, initial_state=state, must_continue=True)
         raise UnreadableError(reason)
 
     def list_chunks(self) -> Iterator[list[Chunk]]:
@@ -236,6 +229,16 @@ def read_decays(table: AxisTable, form: ScoreForm, rows: Axes, groups: Groups) -
     return own, decays
 
 
+def list_states(chunk: Chunk, tensors: list[Tensor]) -> list[Tensor]:
+    """Return tensors that may be a state (b, h, d, e) of a chunk, each as one."""
+    (b, h, _, d), e = chunk.q.shape, chunk.v.shape[3]
+    found = list[Tensor]()
+    for x in tensors:
+        if x.numel() == b * h * d * e:
+            found += [x.reshape(b, h, d, e)] * (x.shape[-2:] == (d, e)) + [x.reshape(b, h, e, d).mT] * (x.shape[-2:] == (e, d))
+    return found
+
+
 def find_input_length(tokens: int, chunk: int, lengths: set[int]) -> int:
     """Return the length of an input that so many tokens are of, the last chunk of which may be padded; 0 if there is none."""
     return max((n for n in lengths if tokens - chunk < n <= tokens), default=0)
@@ -245,85 +248,3 @@ def find_length(chunks: list[Chunk], lengths: set[int]) -> int:
     """Return the number of tokens of chunks without those that pad the last one."""
     count = sum(one.q.shape[2] for one in chunks)
     return find_input_length(count, chunks[-1].q.shape[2], lengths) or count
-
-
-def join_chunks(chunks: list[Chunk], has_several: bool, length: int) -> RecurrenceFactors:
-    """Return the recurrence of chunks, cut to a length, with one decay for each feature between chunks, or one for all.
-
-    Raises UnreadableError if it differs from the outputs.
-    """
-    dtype = score_dtype(chunks[0].outputs.dtype)
-    q, k, v, own, outputs = (
-        torch.cat([getattr(one, name) for one in chunks], 2)[:, :, :length] for name in ("q", "k", "v", "own", "outputs")
-    )
-    parts = solve_decays(chunks, has_several)
-    decays = torch.cat(parts, 2)[:, :, :length]  # (b, h, t, 1 or d)
-    most = 1 + find_noise(outputs.dtype)
-    if bool((decays > most).any()):  # factors of the rows, not of the keys
-        before = torch.cat([own[:, :, :1], own[:, :, :-1]], 2)
-        decays, q, own = decays * (before / own).unsqueeze(3), q * own.unsqueeze(3).to(q.dtype), torch.ones_like(own)
-    grows = bool((decays > most).any())
-    logs = decays.clamp(0, None if grows else 1).log().clamp(min=GONE).to(dtype)
-    scale = None if bool((own == 1).all()) else own.to(dtype)
-    mechanism = LinearRecurrence(decay=logs.contiguous(), q=q.contiguous(), k=k.contiguous(), key_scale=scale)
-    compare_outputs(mechanism, v, outputs, None)
-    if grows:
-        raise UnreadableError(GROWS)
-    return RecurrenceFactors(mechanism, v.contiguous(), outputs, None)
-
-
-def find_noise(dtype: torch.dtype) -> float:
-    """Return what rounding may leave of a number near 1 in the outputs of a dtype."""
-    return min(NOISE_ROUNDINGS * torch.finfo(dtype).eps, MOST_NOISE)
-
-
-def solve_decays(chunks: list[Chunk], has_several: bool) -> list[Tensor]:
-    """Return the decays (b, h, n, 1 or d) of chunks: of their first tokens as they follow from the outputs, in float64.
-
-    The first token of all has the decay 1. Raises UnreadableError if a chunk has too few outputs to solve for them, or if it
-    reads nothing of earlier ones.
-    """
-    (b, h, _, d), found, is_carried = chunks[0].q.shape, [], False
-    least = find_noise(chunks[0].outputs.dtype)
-    state: Tensor | None = None
-    for chunk in chunks:
-        q, k, v, own, decays, outputs = (x.double() for x in chunk)
-        n, e = v.shape[2:]
-        logs = decays.log().clamp(min=GONE).cumsum(2)
-        reach = logs.exp()  # of the first token of the chunk to each
-        decays = decays.expand(b, h, -1).unsqueeze(3).expand(-1, -1, -1, d if has_several else 1).clone()
-        pairs = (logs.unsqueeze(3) - logs.unsqueeze(2)).exp().tril() * own.unsqueeze(2)
-        written = k * pairs[:, :, -1].unsqueeze(3)
-        if state is not None:
-            rest, queries = outputs - (q @ k.mT * pairs) @ v, q * reach.unsqueeze(3)
-            if has_several and n * e < SPARE * d:
-                raise UnreadableError(FEW)
-            factor = solve_features(queries, state, rest) if has_several else solve_number(queries, state, rest)
-            decays[:, :, 0] = factor
-            is_carried |= bool((queries @ (factor.unsqueeze(3) * state)).norm() > least * outputs.norm())
-            state = factor.unsqueeze(3) * state * reach[:, :, -1, None, None]
-        found.append(decays)
-        state = written.mT @ v + (0 if state is None else state)
-    if not is_carried:
-        raise UnreadableError(UNCARRIED)
-    return found
-
-
-def solve_number(queries: Tensor, state: Tensor, rest: Tensor) -> Tensor:
-    """Return the number (b, h, 1) by which queries times a state is nearest to the rest of the outputs."""
-    read = queries @ state
-    size = read.square().sum((2, 3))
-    return ((read * rest).sum((2, 3)) / torch.where(size > 0, size, 1)).unsqueeze(2)
-
-
-def solve_features(queries: Tensor, state: Tensor, rest: Tensor) -> Tensor:
-    """Return the numbers (b, h, d) for the rows of a state, by which queries times it is nearest to the rest of the outputs."""
-    size = torch.linalg.vector_norm(state, dim=3) * torch.linalg.vector_norm(queries, dim=2)
-    size = torch.where(size > 0, size, 1)
-    normal = (queries.mT @ queries) * (state @ state.mT) / (size.unsqueeze(2) * size.unsqueeze(3))
-    inverse, found = torch.linalg.pinv(normal, hermitian=True), torch.zeros_like(size)
-    for _ in range(3):  # the second and third round correct what rounding leaves
-        error = rest - queries @ (found.unsqueeze(3) * state)
-        target = ((queries.mT @ error) * state).sum(3) / size
-        found = found + (inverse @ target.unsqueeze(3)).squeeze(3) / size
-    return found

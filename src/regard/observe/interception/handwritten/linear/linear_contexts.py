@@ -16,6 +16,7 @@ from regard.observe.interception.handwritten.ancestors.windows import list_joine
 from regard.observe.interception.handwritten.linear.chunk_loops import FoundCall, join_loops
 from regard.observe.interception.handwritten.linear.chunked_attention import ChunkedCall
 from regard.observe.interception.handwritten.linear.chunked_attention import start_call as start_chunked_call
+from regard.observe.interception.handwritten.linear.corrected_values import list_sources
 from regard.observe.interception.handwritten.linear.linear_attention import (
     ChainRoles,
     are_projected_tokens,
@@ -122,7 +123,20 @@ class LinearContexts(LinearOutputs):
             self.miss_call(made.frames, made.name, str(error), made.y)
         else:
             call.earlier = self.list_ancestors(made.frames, [roles.q, roles.k, roles.v])
+            self.find_sources(made.frames[-1], call)
+            call.states = [x.detach().clone() for x in made.frames[-1].input_tensors if call.can_start_from(x)]
             self.add_call(made, call, places)
+
+    def find_sources(self, frame: ModuleFrame, call: ChunkedCall) -> None:
+        """Hold what the values of a chunk were made of, if they were made of those of an earlier one, as in a delta rule."""
+        earlier = [one.call for one in self.found if isinstance(one.call, ChunkedCall) and one.frame() is frame]
+        if earlier and earlier[0].sources:
+            call.sources = earlier[0].sources
+        elif earlier:
+            found = list_sources(frame, call.made[0])
+            if any(x is one.made[0] for one in earlier for x in found):
+                least = call.v.numel() + earlier[0].v.numel()
+                earlier[0].sources = call.sources = [x for x in found if x.numel() >= least]
 
     def has_chunks(self, frame: ModuleFrame) -> bool:
         """Return whether a module has multiplied scores of chunks of tokens with values."""

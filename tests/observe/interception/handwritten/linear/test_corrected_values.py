@@ -1,0 +1,108 @@
+"""Delta rules in chunks of tokens are one recurrence over all tokens with the layer's own values, or are missed."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from observe.recording_checks import assert_equal, record_and_compare
+from regard.map.linear_recurrence import LinearRecurrence
+from regard.observe.interception.handwritten.linear.corrected_values import CORRECTED
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+B, H, D, E, C, N = 2, 3, 5, 7, 6, 4
+
+
+def invert(scores: Tensor) -> Tensor:
+    """1 over 1 + tril(scores, -1), by forward substitution as flash-linear-attention's naive form writes it."""
+    found = -scores.masked_fill(torch.ones(N, N).triu().bool(), 0)
+    for i in range(1, N):
+        found[..., i, :i] = found[..., i, :i].clone() + (found[..., i, :, None].clone() * found[..., :, :i].clone()).sum(-2)
+    return found + torch.eye(N)
+
+
+def correct(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, logs: Tensor) -> Tensor:
+    """delta_rule_chunkwise of flash-linear-attention, without decays. https://arxiv.org/abs/2406.06484"""
+    v, scaled = v * beta[..., None], k * beta[..., None]
+    q, k, v, scaled = (x.unflatten(2, (-1, N)) for x in (q, k, v, scaled))
+    inverse = invert(scaled @ k.mT)
+    u, w = inverse @ v, inverse @ scaled
+    state, outputs = k.new_zeros(*k.shape[:2], D, E), torch.zeros_like(v)
+    for i in range(q.shape[2]):
+        one, key = q[:, :, i], k[:, :, i]
+        scores = (one @ key.mT).masked_fill_(torch.ones(N, N).triu(1).bool(), 0)
+        value = u[:, :, i] - w[:, :, i] @ state
+        outputs[:, :, i] = one @ state + scores @ value
+        state = state + key.mT @ value
+    return outputs.flatten(2, 3)
+
+
+def correct_with_decays(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, logs: Tensor, times: float = 1.0) -> Tensor:
+    """torch_chunk_gated_delta_rule of transformers, with padding. https://arxiv.org/abs/2412.06464"""
+    length, room = q.shape[2], -q.shape[2] % N
+    q, k, v = (F.pad(x, (0, 0, 0, room)) for x in (q, k, v))
+    beta, logs = (F.pad(x, (0, room)) for x in (beta, logs))
+    q, k, v, scaled_v, scaled = (x.unflatten(2, (-1, N)) for x in (q, k, v, v * beta[..., None], k * beta[..., None]))
+    sums = logs.unflatten(2, (-1, N)).cumsum(-1)
+    decays = (sums.unsqueeze(-1) - sums.unsqueeze(-2)).tril().exp().tril()
+    inverse = invert(scaled @ k.mT * decays)
+    u, w = inverse @ scaled_v, inverse @ (scaled * sums.exp()[..., None])
+    state, outputs = k.new_zeros(*k.shape[:2], D, E), torch.zeros_like(v)
+    for i in range(q.shape[2]):
+        one, key, own = q[:, :, i], k[:, :, i], sums[:, :, i]
+        scores = (one @ key.mT * decays[:, :, i]).masked_fill_(torch.ones(N, N).triu(1).bool(), 0)
+        value = u[:, :, i] - times * (w[:, :, i] @ state)
+        outputs[:, :, i] = (one * own[..., None].exp()) @ state + scores @ value
+        state = state * own[..., -1, None, None].exp() + (key * (own[..., -1:] - own).exp()[..., None]).mT @ value
+    return outputs.flatten(2, 3)[:, :, :length]
+
+
+class DeltaLayer(nn.Module):
+    """A layer that projects its input, and applies a delta rule in chunks."""
+
+    def __init__(self, form) -> None:
+        super().__init__()
+        self.form = form
+        self.keys, self.values, self.gates = nn.Linear(C, 2 * H * D), nn.Linear(C, H * E), nn.Linear(C, 2 * H)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = (y.unflatten(-1, (H, D)).transpose(1, 2) for y in self.keys(x).chunk(2, -1))
+        k, v = F.normalize(k, dim=-1), self.values(x).unflatten(-1, (H, E))
+        beta, logs = self.gates(x).transpose(1, 2).chunk(2, 1)
+        parts = q, k, v.transpose(1, 2), beta.sigmoid(), F.logsigmoid(logs)
+        self.parts = [one.detach() for one in parts]
+        self.output = self.form(*parts)
+        return self.output.transpose(1, 2).flatten(2)
+
+
+def compute_matrix(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, logs: Tensor, decays: bool) -> Tensor:
+    """Compute the matrix (b, h, t, t), token by token: what the rule makes of values that are rows of the identity."""
+    t = q.shape[2]
+    state, rows = q.new_zeros(B, H, D, t), []
+    for i in range(t):
+        state = state * logs[:, :, i, None, None].exp() if decays else state
+        value = beta[:, :, i, None] * (torch.eye(t)[i] - (k[:, :, i, None] @ state).squeeze(2))
+        state = state + k[:, :, i, :, None] * value.unsqueeze(2)
+        rows.append((q[:, :, i, None] @ state).squeeze(2))
+    return torch.stack(rows, 2)
+
+
+@pytest.mark.parametrize("has_gradients", [True, False])
+@pytest.mark.parametrize(("form", "t"), [(correct, 12), (correct_with_decays, 12), (correct_with_decays, 14)])
+def test_a_delta_rule_in_chunks_has_the_matrix_of_the_layers_own_values(form, t, has_gradients):
+    layer, x = DeltaLayer(form), torch.randn(B, t, C)
+    with torch.set_grad_enabled(has_gradients):
+        recording, _ = record_and_compare(nn.Sequential(layer), lambda m: m(x), keep="values")
+    found = recording.map(0, kind="implicit")
+    assert isinstance(found.mechanism, LinearRecurrence)
+    assert found.mechanism.beta is not None
+    assert_equal(recording.values(0, kind="implicit"), layer.parts[2])
+    assert_equal(found.dense(), compute_matrix(*layer.parts, form is correct_with_decays))
+    assert_equal(found.dense() @ layer.parts[2], layer.output.detach())
+
+
+def test_what_is_written_otherwise_by_what_the_state_holds_is_missed():
+    layer = DeltaLayer(lambda *parts: correct_with_decays(*parts, 0.5))
+    recording, _ = record_and_compare(nn.Sequential(layer), lambda m: m(torch.randn(B, 12, C)), missing=True)
+    assert not recording.calls
+    assert [CORRECTED in one.reason for one in recording.missed] == [True]
