@@ -22,7 +22,7 @@ from torch.nn import functional
 
 import regard
 from regard.cli.image_model import load_image_model
-from regard.cli.see import record_image
+from regard.cli.image_reader import record_image
 from regard.show.figure import Picture
 from regard.show.image_input import Pixels, load_image
 from regard.show.image_overlay import draw_image_overlay
@@ -67,8 +67,8 @@ def main() -> None:
 def read_digit(digit: int) -> tuple[regard.Recording, Pixels]:
     """Return the included model's recording of an example, and the image as it saw it."""
     model = load_image_model("digits")
-    recording, seen, *_ = record_image(model, load_image(INCLUDED["digits"] / f"{digit}.png"))
-    return recording, seen
+    seen = record_image(model, load_image(INCLUDED["digits"] / f"{digit}.png"))
+    return seen.recording, seen.images[0]
 
 
 def load_photo() -> Pixels:

@@ -28,13 +28,14 @@ WORDS = ["what", "is", "on", "her", "red", "hat", "?", "a", "the", "cat"]
 IMAGE = "<image>"
 
 
-def make_tokenizer(*images: str) -> PreTrainedTokenizerFast:
-    """A tokenizer whose tokens are whole words."""
-    names = ["<unk>", "<s>", "</s>", "<pad>", *images, *WORDS]
+def make_tokenizer(*images: str, **named: str) -> PreTrainedTokenizerFast:
+    """A tokenizer whose tokens are whole words; some have names, such as image_token."""
+    names = ["<unk>", "<s>", "</s>", "<pad>", *images, *named.values(), *WORDS]
     tokenizer = Tokenizer(models.WordLevel({name: n for n, name in enumerate(names)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     special = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, additional_special_tokens=[*images], **special)
+    more = {"additional_special_tokens": [*images, *named.values()], **({"extra_special_tokens": named} if named else {})}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **more, **special)
 
 
 @torch.no_grad()

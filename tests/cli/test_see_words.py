@@ -10,11 +10,9 @@ from tokenizers.processors import TemplateProcessing
 from torch import nn
 from transformers import (
     AutoProcessor,
-    Blip2Config,
     GPT2Config,
     LlavaForConditionalGeneration,
     PaliGemmaForConditionalGeneration,
-    T5Config,
     VisionEncoderDecoderConfig,
     ViTConfig,
     ViTModel,
@@ -24,7 +22,8 @@ from cli.prompted_models import IMAGE, SMALL, make_qwen, save_llava, save_palige
 from cli.test_see import see
 from regard import ConfigError, load, record
 from regard.cli.image_prompt import ImagePrompter, load_image_prompter
-from regard.cli.see_words import find_place, record_prompt
+from regard.cli.image_reader import record_image
+from regard.cli.see_words import LayerPlace, find_place
 from regard.show.patch_weights import compute_patch_weights
 
 PROMPT = "what is on her hat ?"
@@ -112,12 +111,14 @@ def test_words_of_paligemma_look_at_its_image(capsys, tmp_path, place):
 def test_packed_patches_of_qwen_are_laid_on_the_resized_image():
     pixels = np.random.default_rng(0).integers(0, 255, (30, 43, 3), np.uint8)
     model, processor = make_qwen()
-    recording, seen, _, _ = record_prompt(ImagePrompter("qwen", model, processor), pixels, PROMPT, 0, False)
-    assert seen.shape == (32, 40, 3)  # 8 x 10 patches, of which 2 x 2 are a token
+    prompter = ImagePrompter("qwen", model, processor, PROMPT)
+    seen = record_image(prompter, pixels)
+    recording = seen.recording
+    assert seen.images[0].shape == (32, 40, 3)  # 8 x 10 patches, of which 2 x 2 are a token
     layer = recording.layers()[-1]
     found = compute_patch_weights(recording, layer, query=len(recording.tokens) - 2)
     assert (found.grid.rows, found.grid.columns, found.query) == (4, 5, "“hat”, token 26")
-    inputs, _ = ImagePrompter("qwen", model, processor).prepare(pixels, PROMPT)
+    inputs = prompter.prepare(pixels).inputs
     model.set_attn_implementation("eager")
     with torch.no_grad():
         weights = model(**inputs, output_attentions=True).attentions[-1][0].mean(0)
@@ -132,7 +133,7 @@ TEMPLATE = (
 
 @pytest.mark.parametrize("template", [TEMPLATE, TEMPLATE.replace("{{ '<s> ' }}", "")])
 def test_a_prompt_of_a_chat_template_begins_once(place, template):
-    prompter = load_image_prompter(str(place / "llava"))
+    prompter = load_image_prompter(str(place / "llava"), PROMPT)
     processor = prompter.processor
     processor.chat_template = template
     processor.tokenizer._tokenizer.post_processor = TemplateProcessing(
@@ -143,7 +144,7 @@ def test_a_prompt_of_a_chat_template_begins_once(place, template):
     wanted = processor.apply_chat_template(
         [{"role": "user", "content": content}], tokenize=True, return_dict=True, return_tensors="pt"
     )["input_ids"]
-    found = prompter.prepare(pixels, PROMPT)[0]["input_ids"]
+    found = prompter.prepare(pixels).inputs["input_ids"]
     assert found.tolist() == wanted.tolist()
     assert (found == 1).sum() == 1
 
@@ -207,34 +208,34 @@ def test_two_places_of_one_image_are_one_line(capsys, place, tokens):
 
 
 def test_what_the_model_writes_is_told_without_the_token_of_its_end(place, monkeypatch):
-    prompter = load_image_prompter(str(place / "llava"))
+    prompter = load_image_prompter(str(place / "llava"), PROMPT, 2)
     hat, end = prompter.processor.tokenizer.convert_tokens_to_ids(["hat", "</s>"])
-    monkeypatch.setattr(
-        prompter.model, "generate", lambda input_ids, **_: torch.cat([input_ids, torch.tensor([[hat, end]])], 1)
-    )
-    sentence = record_prompt(prompter, np.zeros((24, 24, 3), np.uint8), PROMPT, 2, False)[2]
+    generate = prompter.model.generate
+
+    def write(**given):
+        found = generate(**given)
+        found.sequences[0, -2:] = torch.tensor([hat, end])
+        return found
+
+    monkeypatch.setattr(prompter.model, "generate", write)
+    sentence = record_image(prompter, np.zeros((24, 24, 3), np.uint8)).outcome.sentence
     assert sentence.endswith("It writes “hat”.")
 
 
 @pytest.mark.parametrize("tokens", [0, 2])
 def test_a_prompt_that_the_model_refuses_is_one_line(place, tokens):
-    prompter = load_image_prompter(str(place / "llava"))
-    inputs, _ = prompter.prepare(np.zeros((24, 24, 3), np.uint8), PROMPT)
+    prompter = load_image_prompter(str(place / "llava"), PROMPT, tokens)
+    inputs = prompter.prepare(np.zeros((24, 24, 3), np.uint8)).inputs
     inputs["input_ids"][0, 3] = 5  # one token less of the image than features
     with pytest.raises(ConfigError, match=r"^llava does not run on this prompt: .* Shorten the prompt and --tokens"):
-        prompter.run(inputs, tokens)
+        prompter.run(inputs)
 
 
-@pytest.mark.parametrize("kind", ["blip2", "drawn"])
-def test_a_model_whose_decoder_does_not_read_the_prompt_is_refused(tmp_path, kind):
-    if kind == "blip2":
-        sizes = {"d_model": 24, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 3, "vocab_size": 30}
-        config = Blip2Config(text_config=T5Config(**sizes).to_dict())
-    else:
-        config = VisionEncoderDecoderConfig.from_encoder_decoder_configs(ViTConfig(**SMALL), GPT2Config(n_layer=1))
+def test_a_model_that_reads_no_prompt_is_refused_with_what_to_do(tmp_path):
+    config = VisionEncoderDecoderConfig.from_encoder_decoder_configs(ViTConfig(**SMALL), GPT2Config(n_layer=1))
     config.save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="writes its text in a decoder that does not read the prompt"):
-        load_image_prompter(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"writes from the image alone and reads no prompt: .* regard\.page"):
+        load_image_prompter(str(tmp_path), PROMPT)
 
 
 @pytest.mark.slow
@@ -257,10 +258,9 @@ def test_a_wrong_place_is_one_line_and_the_recording_is_saved(capsys, place, tmp
 
 
 @torch.no_grad()
-def test_a_layer_of_cross_attention_is_none_whose_words_are_shown():
+def test_a_layer_is_found_by_its_path_whatever_its_kind():
     model = nn.TransformerDecoderLayer(8, 2, batch_first=True).eval()
     with record(model) as recording:
         model(torch.randn(1, 5, 8), torch.randn(1, 7, 8))
-    assert find_place(recording, "self_attn") == (0, None, None)
-    with pytest.raises(ConfigError, match=r"--head must be a layer of self-attention .*: multihead_attn is of another kind"):
-        find_place(recording, "multihead_attn")
+    assert find_place(recording, "self_attn") == LayerPlace(0)
+    assert find_place(recording, "multihead_attn") == LayerPlace(0, None, "cross")

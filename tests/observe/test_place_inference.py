@@ -508,6 +508,47 @@ def test_pooled_patches_and_the_tiles_of_an_image_are_found_in_the_text():
     assert recording.places["model.text_model.layers"] == [PatchGrid(4, 4, 2), PatchGrid(4, 4, 19)]
 
 
+PINPOINTS = [[8, 16], [16, 8], [16, 16], [8, 24]]
+
+
+@pytest.mark.parametrize("size", [(11, 30), (30, 11), (20, 21), (9, 40)])
+@pytest.mark.parametrize("is_generation", [False, True])
+def test_joined_tiles_without_their_padding_are_the_tokens_that_the_model_puts_there(size, is_generation):
+    """The model itself puts numbered features of the tiles in their places."""
+    from transformers import LlavaNextConfig, LlavaNextForConditionalGeneration
+
+    torch.manual_seed(0)
+    vision = {**SMALL, "image_size": 8, "patch_size": 2, "model_type": "clip_vision_model"}
+    text = {**WORDED, "model_type": "llama", "pad_token_id": 0, "eos_token_id": None}
+    config = LlavaNextConfig(text_config=text, vision_config=vision, image_grid_pinpoints=PINPOINTS, image_token_index=50)
+    model = LlavaNextForConditionalGeneration(config).eval().double()
+    tall, wide = max(PINPOINTS, key=lambda one: (kept(size, one), -one[0] * one[1]))
+    count = tall // 8 * (wide // 8)
+    numbers = torch.arange((1 + count) * 16, dtype=torch.float64).view(1 + count, 16, 1)
+    features = model.model.pack_image_features([numbers], torch.tensor([size]), "default", torch.tensor([-1.0]))[0]
+    placed = features[0].flatten().long().tolist()
+    given = {"input_ids": place_ids(len(placed)), "image_sizes": torch.tensor([size])}
+    given["pixel_values"] = make_pixels(8, 1, 1 + count)
+    if is_generation:
+        with torch.no_grad(), record(model) as recording:
+            model.generate(**given, max_new_tokens=3, do_sample=False)
+    else:
+        recording = run(model, given)
+    fine, small = recording.places["model.language_model.layers"]
+    assert small == PatchGrid(4, 4, 2)
+    joined = (torch.arange(count * 16) + 16).view(tall // 8, wide // 8, 4, 4).transpose(1, 2).reshape(tall // 2, wide // 2)
+    top, left = (joined.shape[0] - fine.rows) // 2, (joined.shape[1] - fine.columns) // 2
+    assert min(top, left) == 0
+    shown = joined[top : top + fine.rows, left : left + fine.columns].flatten()
+    cells = fine.locate_tokens(2 + len(placed))[0, 2:].tolist()
+    assert cells == [-1 if number < 16 else shown.tolist().index(number) for number in placed]
+
+
+def kept(size, resolution):
+    scale = min(side / own for side, own in zip(resolution, size, strict=True))
+    return min(int(size[0] * scale) * int(size[1] * scale), size[0] * size[1])
+
+
 def test_learned_queries_have_no_places_though_they_are_as_many_as_patches():
     from transformers import Blip2Config, Blip2ForConditionalGeneration
 

@@ -139,3 +139,32 @@ class LatentsAndWords(torch.nn.Module):
 
     def forward(self, latents, words):
         return self.attend(latents, words, words)[0]
+
+
+def test_tiles_are_put_together_row_by_row_with_what_stands_between_them():
+    tiles = [PatchGrid(2, 3, start=1 + 8 * n) for n in range(4)]  # two other tokens behind each
+    grid = PatchGrid.from_tiles(tiles, 2)
+    assert (grid.rows, grid.columns, grid.start) == (4, 6, 1)
+    cells = grid.locate_tokens(40)[0]
+    for row in range(4):
+        for column in range(6):
+            tile, inside = row // 2 * 2 + column // 3, row % 2 * 3 + column % 3
+            assert grid.find_token(row, column, 40) == (0, 1 + 8 * tile + inside)
+    assert int((cells == -1).sum()) == 40 - 24
+    merged = PatchGrid.from_tiles([PatchGrid.from_blocks(2, 2, 2, 0), PatchGrid(2, 2, 4, (3, 2, 1, 0))], 2)
+    assert merged.order == ((0, 1, 4, 5, 7, 6, 3, 2),)
+
+
+@pytest.mark.parametrize(
+    "tiles",
+    [
+        [],
+        [PatchGrid(2, 3, 0)] * 3,
+        [PatchGrid(2, 3, 0), PatchGrid(3, 2, 6)],
+        [PatchGrid(2, 3), PatchGrid(2, 3, 6)],
+        [PatchGrid(2, 3, 0), 7],
+    ],
+)
+def test_tiles_that_do_not_fill_rows_of_one_size_are_refused(tiles):
+    with pytest.raises(ConfigError, match=r"tiles must be grids of one size on one axis, .*, that fill rows of 2"):
+        PatchGrid.from_tiles(tiles, 2)

@@ -211,6 +211,13 @@ CALLS = [
         start=without(COUNT, "none"),
     ),
     method(
+        "PatchGrid.from_tiles",
+        grid,
+        lambda: {"tiles": [regard.PatchGrid(2, 3, 6 * n) for n in range(4)], "columns": 2},
+        tiles=OBJECT,
+        columns=COUNT | constant(zero=0),
+    ),
+    method(
         "PatchGrid.from_windows",
         grid,
         lambda: {"rows": 2, "columns": 3, "window": 2},

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.cli.device import format_first_line
+from regard.cli.image_reader import Best, Outcome, PreparedImage, measure_layout
 from regard.cli.model_loading import (
     check_model_name,
     convert_loading_errors,
@@ -24,6 +25,7 @@ from regard.mechanism.arguments import add_article, describe_value
 from regard.models.vision_transformer import VisionTransformer
 from regard.observe.media import IMAGES, WORD_IDS
 from regard.show.image_input import Pixels, load_image
+from regard.show.terminal import escape_text
 from regard.weights.vision_weights import INCLUDED
 
 TOWERS = ("vision_model", "vision_tower", "visual", "image_encoder", "vision_encoder")  # attributes that are image towers
@@ -43,13 +45,20 @@ class ImageModel:
     processor: Any
     classes: Mapping[int, str]
 
-    def prepare(self, pixels: Pixels) -> tuple[Tensor, Pixels]:
-        """Return the inputs (n, c, height, width) of an image, and the first as the model sees it: resized and cropped.
+    def prepare(self, pixels: Pixels) -> PreparedImage:
+        """Return an image as the input of the model: resized and cropped, or cut into tiles that fill rows and columns.
 
-        There are several where the processor cuts an image into tiles.
+        Of tiles that do not, the model is given the first.
         """
         if self.processor is None:
             return self.resize(pixels)
+        images = self.cut(pixels)
+        tiles = [restore_pixels(one, self.processor) for one in images]
+        layout = measure_layout(tiles, pixels, lambda other: [restore_pixels(one, self.processor) for one in self.cut(other)])
+        return PreparedImage({IMAGES: images if layout is not None else images[:1]}, tiles, layout)
+
+    def cut(self, pixels: Pixels) -> Tensor:
+        """Return the images (n, c, height, width) that the processor makes of an image: several if it cuts it into tiles."""
         with silence_transformers():
             found = find_images(self.processor(images=pixels, return_tensors="pt")[IMAGES])
         if found is None:
@@ -57,10 +66,10 @@ class ImageModel:
                 f"{self.name} takes images as packed patches, which this command lays out only beside words: pass --text, or "
                 "record it in Python, and pass the image to regard.page."
             )
-        return found, restore_pixels(found[0], self.processor)
+        return found
 
-    def resize(self, pixels: Pixels) -> tuple[Tensor, Pixels]:
-        """Return an image resized to the size in the config, its numbers from -1 to 1, and the resized image."""
+    def resize(self, pixels: Pixels) -> PreparedImage:
+        """Return an image resized to the size in the config, as numbers from -1 to 1."""
         from PIL import Image
 
         size = getattr(self.model.config, "image_size", None)
@@ -73,13 +82,15 @@ class ImageModel:
         seen = np.asarray(Image.fromarray(pixels).resize((sides[1], sides[0]), how))
         numbers = torch.tensor(seen, dtype=torch.float32).movedim(-1, 0) / 255
         numbers = numbers.mean(0, keepdim=True) if channels == 1 else numbers
-        return ((numbers - HALF) / HALF)[None], seen
+        return PreparedImage({IMAGES: ((numbers - HALF) / HALF)[None]}, [seen])
 
-    def run(self, found: Tensor) -> Any:
-        """Run the model and return its output."""
-        return self.model(**{IMAGES: found.to(next(self.model.parameters()).dtype)})
+    def run(self, inputs: dict[str, Any]) -> Outcome:
+        """Run the model and return the class that it says, if it has classes."""
+        best = self.find_class(self.model(**{IMAGES: inputs[IMAGES].to(next(self.model.parameters()).dtype)}))
+        sentence = f"The model says {escape_text(best[0])} ({best[1]:.2f})." if best else ""
+        return Outcome(sentence, best and (f"the logit of {best[0]}", *best[1:]))
 
-    def find_class(self, output: Any) -> tuple[str, float, Tensor] | None:
+    def find_class(self, output: Any) -> Best | None:
         """Return the likeliest class, its probability and its logit; None if the model has no classes."""
         logits = getattr(output, "logits", output)
         if not self.classes or not isinstance(logits, Tensor) or logits.dim() != 2:
@@ -133,8 +144,8 @@ def find_source(name: str) -> str:
 
 def find_images(found: Any) -> Tensor | None:
     """Return the images (n, c, height, width) that a processor made; None for another form, as packed patches."""
-    if isinstance(found, Tensor) and found.dim() == 5:  # of one text (1, n, c, height, width)
-        found = found.flatten(0, 1)
+    if isinstance(found, Tensor) and found.dim() > 4:  # of one text, (1, n, c, height, width)
+        found = found.flatten(0, -4)
     return found if isinstance(found, Tensor) and found.dim() == 4 else None
 
 

@@ -5,6 +5,7 @@ import inspect
 import io
 import math
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
@@ -43,6 +44,7 @@ UNUSED_PREFIX = "pooler."  # attention does not depend on it, and checkpoints of
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "*.model", "*token*", "*vocab*", "*.bpe")
 MOST_FILES = 6  # that an error lists
 HUB_TIMEOUT_SECONDS = 10.0  # for the hub's response
+MISSING_PACKAGE = re.compile(r"requires the (\w+) library")  # in what transformers says
 CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")  # attributes of a config
 
 
@@ -324,7 +326,9 @@ def convert_loading_errors(name: str, parts: str) -> Iterator[None]:
     except RegardError:
         raise
     except ImportError as error:
-        raise ConfigError(f"{name} needs another package: {format_first_line(error)}") from None
+        package = MISSING_PACKAGE.search(str(error))
+        needs = f"{package[1].lower()}: pip install {package[1].lower()}." if package else "another package: "
+        raise ConfigError(f"{name} needs {needs}{'' if package else format_first_line(error)}") from None
     except Exception as error:  # transformers may raise anything for a damaged file
         raise DataError(
             f"{name} could not be loaded: {format_first_line(error)} A model is a folder with {parts} or a name on the hub, "

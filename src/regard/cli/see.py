@@ -5,25 +5,22 @@ Exit code 2 if the model, the image or the settings cannot be used.
 
 import argparse
 import re
-import time
 from typing import Any
 
-import torch
 from rich.text import Text
-from torch import Tensor
 
-from regard.cli.image_model import ImageModel, find_example, load_image_model
+from regard.cli.image_model import find_example, load_image_model
 from regard.cli.image_prompt import load_image_prompter
+from regard.cli.image_reader import ImageReader, SeenImage, record_image
 from regard.cli.output_files import check_figure, check_output_file, save_figure
-from regard.cli.progress_bar import show_bar
-from regard.cli.see_words import MAX_WORDS, compute_pictures, is_path, print_words, record_prompt
+from regard.cli.see_words import MAX_WORDS, compute_pictures, describe_layout, is_path, print_words
 from regard.errors import ConfigError
-from regard.observe import Recording, record
+from regard.observe import Recording
 from regard.observe.places import PatchGrid
-from regard.show.image_input import Pixels, load_image
+from regard.show.image_input import load_image
 from regard.show.page.single_file import page
 from regard.show.patch_summary import render_layers, render_patches
-from regard.show.patch_weights import PatchWeights, compute_patch_weights, find_patch_layers
+from regard.show.patch_weights import PatchWeights, find_patch_layers
 from regard.show.recording_views import parse_layer_head
 from regard.show.terminal import escape_text, open_console, print_lines, print_wrapped
 from regard.show.terminal_colors import measure_window
@@ -40,33 +37,33 @@ def run(options: argparse.Namespace) -> int:
     for flag in ("out", "page"):
         check_output_file(f"--{flag}", getattr(options, flag))
     pixels = load_image(find_example(options.image, options.model))
-    if options.text is not None:
-        prompter = load_image_prompter(options.model)
-        recording, seen, line, best = record_prompt(prompter, pixels, options.text, options.tokens, bool(options.page))
-    else:
-        recording, seen, line, best = record_image(load_image_model(options.model), pixels, has_graph=bool(options.page))
+    reader = load_reader(options)
+    seen = record_image(reader, pixels, has_graph=bool(options.page) and not options.tokens)
+    line = seen.outcome.sentence if options.text is not None else describe_image(seen, reader)
     if options.out:  # first: what cannot be shown is in the file
-        recording.save(options.out)
+        seen.recording.save(options.out)
         line += f" Saved to {options.out}."
-    if options.text is not None:
-        shown = compute_pictures(recording, options)
-    else:
-        layer, head = (None, None) if options.head is None else parse_layer_head(options.head)
-        quantity = "rollout" if options.rollout else "weights"
-        shown = [compute_patch_weights(recording, layer, head, options.patch, of=quantity)]
+    shown = compute_pictures(seen.recording, options)
     if options.page:
-        page(recording, options.page, image=seen, **attribute_class(recording, best))
+        page(seen.recording, options.page, image=seen.images, **attribute_best(seen))
         line += f" Page: {options.page}."
     if options.figure:
         from regard.show.image_overlay import draw_patch_weights
 
-        save_figure(draw_patch_weights(seen, shown[-MAX_WORDS:]), options.figure)
+        save_figure(draw_patch_weights(seen.images[0], shown[-MAX_WORDS:]), options.figure)
         line += f" Figure: {options.figure}."
     if options.text is not None:
-        print_words(recording, shown, line)
+        print_words(seen, shown, line)
     else:
-        print_report(recording, shown[0], line)
+        print_report(seen.recording, shown[0], line)
     return 0
+
+
+def load_reader(options: argparse.Namespace) -> ImageReader:
+    """Load the model: with the prompt that it is to read beside the image, or its part that reads images."""
+    if options.text is None:
+        return load_image_model(options.model)
+    return load_image_prompter(options.model, options.text, options.tokens)
 
 
 def check_words(options: argparse.Namespace) -> None:
@@ -94,40 +91,22 @@ def parse_patch(text: str | None) -> tuple[int, int] | None:
     return int(found[1]), int(found[2])
 
 
-def record_image(
-    foreign: ImageModel, pixels: Pixels, has_graph: bool = False
-) -> tuple[Recording, Pixels, str, tuple[str, float, Tensor] | None]:
-    """Return the recording of a model on an image, the image as the model saw it, sentences about both, and the class.
-
-    With `has_graph` the values are kept, and the logit of the class has a gradient.
-    """
-    images, seen = foreign.prepare(pixels)
-    start = time.perf_counter()
-    layers = int(getattr(foreign.model.config, "num_hidden_layers", 0) or 0)
-    keep = "values" if has_graph else None
-    running = record(foreign.model, keep=keep)
-    with torch.inference_mode(not has_graph), running as recording, show_bar("running", lambda: len(recording.calls), layers):
-        output = foreign.run(images[:1])
-    seconds = time.perf_counter() - start
-    recording.model = foreign.name
-    sides = dict.fromkeys(f"{grid.columns} x {grid.rows}" for grid in list_grids(recording))
-    height, width = images.shape[2:]
-    sentence = f"{width} x {height} pixels as {', then '.join(sides)} patches, in {seconds:.1f} s."
-    if len(images) > 1:
-        sentence += f" Shown is the first of {len(images)} images that the processor makes of it."
-    best = foreign.find_class(output)
-    sentence += f" The model says {escape_text(best[0])} ({best[1]:.2f})." if best else ""
-    lacks_processor = foreign.processor is None and foreign.name not in INCLUDED
-    sentence += " Resized without a processor, numbers from -1 to 1." if lacks_processor else ""
-    return recording, seen, sentence, best
+def describe_image(seen: SeenImage, reader: ImageReader) -> str:
+    """Return sentences on what a model of images was given, and on what it said."""
+    sides = dict.fromkeys(f"{grid.columns} x {grid.rows}" for grid in list_grids(seen.recording))
+    height, width = seen.images[0].shape[:2]
+    sentence = f"{width} x {height} pixels as {', then '.join(sides)} patches{describe_layout(seen)}, in {seen.seconds:.1f} s."
+    sentence += f" {seen.outcome.sentence}" * bool(seen.outcome.sentence)
+    lacks_processor = getattr(reader, "processor", None) is None and reader.name not in INCLUDED
+    return sentence + " Resized without a processor, numbers from -1 to 1." * lacks_processor
 
 
-def attribute_class(recording: Recording, best: tuple[str, float, Tensor] | None) -> dict[str, Any]:
-    """Return the pull on the logit of a class as arguments of regard.page; none without a class or without gradients."""
-    if best is None:
+def attribute_best(seen: SeenImage) -> dict[str, Any]:
+    """Return the pull on the logit of what is likeliest as arguments of regard.page; none without one or without gradients."""
+    if seen.outcome.best is None:
         return {}
     try:
-        return {"attribution": recording.attribute(best[2]), "number": f"the logit of {best[0]}"}
+        return {"attribution": seen.recording.attribute(seen.outcome.best[2]), "number": seen.outcome.best[0]}
     except ConfigError:  # of a kernel whose context has no gradient: the page says what the pull needs
         return {}
 

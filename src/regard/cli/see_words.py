@@ -1,23 +1,20 @@
-"""What the words of a prompt look at in an image: `regard see --text`."""
+"""Which pictures `regard see` shows: the layer, the words or patches that look at the image, and a table of words."""
 
 import argparse
-import time
+from dataclasses import dataclass
 from typing import Any
 
-import torch
 from rich.text import Text
 
-from regard.cli.image_prompt import ImagePrompter
-from regard.cli.progress_bar import show_bar
+from regard.cli.image_reader import SeenImage
 from regard.errors import ConfigError, MissingNameError
-from regard.observe import Recording, record
-from regard.observe.media import WORD_IDS
+from regard.observe import Recording
 from regard.observe.part_names import join_names
-from regard.observe.places import EMPTY, PatchGrid, describe_wordless_tokens
+from regard.observe.places import CROSS, PatchGrid, describe_wordless_tokens
+from regard.observe.run import KINDS
 from regard.show.axis_words import find_word
-from regard.show.image_input import Pixels
 from regard.show.patch_summary import render_patches
-from regard.show.patch_weights import PatchWeights, Query, compute_patch_weights, find_patch_layers
+from regard.show.patch_weights import PatchWeights, Query, compute_patch_weights, find_patch_layers, has_patches
 from regard.show.recording_views import parse_layer_head
 from regard.show.terminal import escape_text, open_console, print_lines, print_wrapped
 from regard.show.terminal_colors import measure_window
@@ -26,32 +23,14 @@ from regard.show.word_patches import render_words
 MAX_WORDS = 14  # whose pictures are on one sheet
 
 
-def record_prompt(
-    foreign: ImagePrompter, pixels: Pixels, prompt: str, tokens: int, has_graph: bool
-) -> tuple[Recording, Pixels, str, Any]:
-    """Return the recording of a model on an image and a prompt, the image as the model saw it, sentences, and the next word.
+@dataclass(frozen=True)
+class LayerPlace:
+    """A layer of a recording by its number, kind and part, and a head; None is the mean of its heads."""
 
-    tokens: how many more the model generates. Their attention is recorded too, but for the last one, which it does not read.
-    With `has_graph` and no such tokens, the values are kept and the logit of the next word has a gradient.
-    """
-    inputs, seen = foreign.prepare(pixels, prompt)
-    ids = inputs[WORD_IDS][0].tolist()
-    has_graph = has_graph and not tokens
-    start = time.perf_counter()
-    running = record(foreign.model, keep="values" if has_graph else None)
-    with torch.inference_mode(not has_graph), running as recording, show_bar("running", lambda: len(recording.calls), 0):
-        written, logits = foreign.run(inputs, tokens)
-    seconds = time.perf_counter() - start
-    words = foreign.decode([*ids, *written])
-    recording.model, recording.tokens = foreign.name, words[: len(ids) + max(len(written) - 1, 0)]
-    sentence = f"{len(ids):,} tokens, of the image and the text, in {seconds:.1f} s."
-    if logits is None:
-        return recording, seen, f"{sentence} It writes “{escape_text(foreign.join(written))}”.", None
-    shares = logits.detach().float().softmax(-1)
-    best = int(shares.argmax())
-    word = foreign.decode([best])[0].strip()
-    sentence += f" The likeliest next word is “{escape_text(word)}” ({float(shares[best]):.2f})."
-    return recording, seen, sentence, (f"the next word “{word}”", float(shares[best]), logits[best])
+    layer: int
+    head: int | None = None
+    kind: str = "self"
+    part: str | None = None
 
 
 def is_path(text: str) -> bool:
@@ -59,71 +38,136 @@ def is_path(text: str) -> bool:
     return any(one.isalpha() for one in text)
 
 
-def find_place(recording: Recording, text: str | None) -> tuple[int, int | None, str | None]:
-    """Return the layer, the head and the part of the model that --head names: by numbers in the language model, or by a path.
+def find_place(recording: Recording, text: str | None) -> LayerPlace:
+    """Return the layer and the head that --head names: by numbers among the layers whose words look at patches, or by a path.
 
-    By default the last layer of the language model whose keys are patches, and the mean of its heads.
+    By default the last of these layers, and the mean of its heads. Of an image without words they are those of its patches.
     """
-    if text is None:
-        return find_patch_layers(recording, "self", None)[-1], None, None
-    if text not in recording:
-        if is_path(text):
+    if text is not None and is_path(text):
+        if text not in recording:
             raise MissingNameError(f"--head is no layer: {text}. Recorded: {join_names(recording.names)}.")
-        return *parse_layer_head(text), None
+        return find_named_place(recording, text)
+    kind, part = find_worded_layers(recording)
+    if text is not None:
+        return LayerPlace(*parse_layer_head(text), kind, part)
+    return LayerPlace(find_patch_layers(recording, kind, part)[-1], None, kind, part)
+
+
+def find_named_place(recording: Recording, name: str) -> LayerPlace:
+    """Return the layer with this path. Raises ConfigError if it has no softmax weights."""
     for part in (*recording.last.parts, None):
-        names = recording.layers("self", part)
-        if text in names:
-            return names.index(text), None, part
-    raise ConfigError(f"--head must be a layer of self-attention with softmax weights: {text} is of another kind.")
+        for kind in KINDS:
+            names = recording.layers(kind, part)
+            if name in names:
+                return LayerPlace(names.index(name), None, kind, part)
+    raise ConfigError(f"--head must be a layer with softmax weights: {name} is of another kind.")
 
 
-def choose_queries(
-    recording: Recording, options: argparse.Namespace, place: tuple[int, int | None, str | None]
-) -> list[Query | None]:
+def find_worded_layers(recording: Recording) -> tuple[str, str | None]:
+    """Return the kind and the part of the layers in which words look at patches: of a decoder that writes, its cross attention.
+
+    Raises ConfigError if the recording has words and none of them looks at a patch.
+    """
+    if recording.tokens is None:
+        return "self", None
+    parts = (None, *recording.last.parts)
+    for kind, part in ((kind, part) for kind in KINDS for part in parts):
+        layers = [n for n in range(len(recording.layers(kind, part))) if has_patches(recording, n, kind, part, 0)]
+        if any(list_word_tokens(recording, LayerPlace(n, None, kind, part)) for n in layers):
+            return kind, part
+    raise ConfigError(describe_unseeing_words(recording))
+
+
+def describe_unseeing_words(recording: Recording) -> str:
+    """Describe that no word looks at a patch, and which layers look at some."""
+    parts = (None, *recording.last.parts)
+    layers = [
+        name
+        for part in parts
+        for kind in KINDS
+        for n, name in enumerate(recording.layers(kind, part))
+        if has_patches(recording, n, kind, part, 0)
+    ]
+    message = "no word looks at tokens that are known as patches: the model makes other tokens of the image, such as queries "
+    message += "that it learned, pooled or averaged ones, before the words see it."
+    if not layers:
+        return f"{message} Record it in Python and set recording.places = regard.PatchGrid(...)."
+    return (
+        f"{message} Its patches are seen by other layers: leave out --text, or pass --head {[*dict.fromkeys(layers)][-1]}. "
+        "If you know which tokens are patches, record it in Python and set recording.places = regard.PatchGrid(...)."
+    )
+
+
+def choose_queries(recording: Recording, options: argparse.Namespace, place: LayerPlace) -> list[Query | None]:
     """Return the words or patches whose attention is shown: the one that was named, or the words that see the image."""
-    layer, _, part = place
     if options.patch is not None:
         return [options.patch]
     if options.query is None:
-        return [*list_word_tokens(recording, layer, part)] or [None]
-    keys = recording.map(layer, part=part).shape[3]
-    if keys != len(recording.tokens or ()) or describe_wordless_tokens(recording.axis_places(layer, "self", part)[1], keys):
+        return [*list_word_tokens(recording, place)] or [None]
+    words = list_words(recording, place)
+    if not words:
+        keys = recording.map(place.layer, kind=place.kind, part=place.part).shape[3]
         raise ConfigError(
             f"--query is a token of the prompt, and the {keys} tokens of {options.head} are others: "
             "pass --patch R,C, or a layer of the language model."
         )
-    return [find_word(options.query, [str(one) for one in recording.tokens or ()])[0]]
+    return [find_word(options.query, words)[0]]
 
 
-def list_word_tokens(recording: Recording, layer: int, part: str | None) -> list[int]:
-    """Return the queries of a layer that are words; none of a layer whose tokens are not those of the prompt."""
-    queries, keys = recording.map(layer, part=part).shape[2:]
-    grids = [one for one in recording.axis_places(layer, "self", part)[1] if isinstance(one, PatchGrid)]
-    if not grids or keys != len(recording.tokens or ()):
+def list_words(recording: Recording, place: LayerPlace) -> list[str]:
+    """Return the words of the queries of a layer, from those of its keys on in self-attention; none if they are not words."""
+    queries, keys = recording.map(place.layer, kind=place.kind, part=place.part).shape[2:]
+    words = recording.words(place.layer, place.kind, place.part)[0] or ()
+    size = queries if place.kind == CROSS else keys
+    asking, answering = recording.axis_places(place.layer, place.kind, place.part)
+    is_wordless = describe_wordless_tokens(asking if place.kind == CROSS else answering, size)
+    return [str(one) for one in words] if len(words) == size and not is_wordless else []
+
+
+def list_word_tokens(recording: Recording, place: LayerPlace) -> list[int]:
+    """Return the queries of a layer that are words; none of a layer whose tokens are not those of the prompt.
+
+    Tokens between the patches of an image, such as the ends of its rows, are not among them.
+    """
+    if not list_words(recording, place):
         return []
-    cells = torch.stack([grid.locate_tokens(keys)[0] for grid in grids])
-    are_words = (cells == EMPTY).all(0)
-    return [number for number in are_words.nonzero().flatten().tolist() if number >= keys - queries]
+    queries, keys = recording.map(place.layer, kind=place.kind, part=place.part).shape[2:]
+    if place.kind == CROSS:
+        return [*range(queries)]
+    answering = recording.axis_places(place.layer, place.kind, place.part)[1]
+    grids = [one for one in answering if isinstance(one, PatchGrid)]
+    if not grids:
+        return []
+    between = {one for grid in grids for one in range(grid.find_start(keys), grid.find_start(keys) + grid.length)}
+    return [number for number in range(keys - queries, keys) if number not in between]
 
 
 def compute_pictures(recording: Recording, options: argparse.Namespace) -> list[PatchWeights]:
     """Return what each of the queries looks at in the image, without words that do not see it."""
-    layer, head, part = place = find_place(recording, options.head)
+    place = find_place(recording, options.head)
     of = "rollout" if options.rollout else "weights"
     queries = choose_queries(recording, options, place)
-    found = [compute_patch_weights(recording, layer, head, one, part=part, of=of) for one in queries]
+    settings: dict[str, Any] = {"kind": place.kind, "part": place.part, "of": of}
+    found = [compute_patch_weights(recording, place.layer, place.head, one, **settings) for one in queries]
     return [one for one in found if not one.values.isnan().all()] or found[-1:]
 
 
-def print_words(recording: Recording, shown: list[PatchWeights], line: str) -> None:
+def print_words(seen: SeenImage, shown: list[PatchWeights], line: str) -> None:
     """Print a table of the words, and the picture of the last one."""
     console = open_console()
     window = measure_window(console)
     grid = shown[0].grid
-    patches = f"{grid.columns} x {grid.rows} patches"
-    print_wrapped(console, Text(f"{escape_text(recording.model)}: the image as {patches}. {line}", style="bold"))
+    patches = f"{grid.columns} x {grid.rows} patches{describe_layout(seen)}"
+    print_wrapped(console, Text(f"{escape_text(seen.recording.model)}: the image as {patches}. {line}", style="bold"))
     console.print()
     if len(shown) > 1:
         print_lines(console, render_words(shown, window))
         console.print()
     print_lines(console, render_patches(shown[-1], window))
+
+
+def describe_layout(seen: SeenImage) -> str:
+    """Return the tiles of an image in words, or how many images there are of which the first is shown; "" for one image."""
+    if seen.prepared.layout is not None:
+        return f", {seen.prepared.layout.describe()}"
+    return f", the first of {len(seen.prepared.tiles)} images that the processor makes of it" * (len(seen.prepared.tiles) > 1)

@@ -84,6 +84,14 @@ class Tower:
             return PatchGrid(rows, columns, len(names), names=tuple(names))
         return PatchGrid(rows, columns, 0) if size == rows * columns else None
 
+    def find_tiles(self, size: int, images: int) -> list[PatchGrid]:
+        """Return the grid of each of several images whose tokens, one image behind the other, are the `size` keys of a layer.
+
+        Empty unless their patches and special tokens are exactly these.
+        """
+        one = self.find_grid(size // images) if images > 1 and size % images == 0 else None
+        return [] if one is None else [replace(one, start=(one.start or 0) + size // images * n) for n in range(images)]
+
     def find_key_grid(self, name: str, q: int, k: int, stages: set[Sides]) -> PatchGrid | None:
         """Return the grid of the k keys of a layer with q queries; None unless they are all tokens, or strides pooled these."""
         if q == k:

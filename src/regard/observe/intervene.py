@@ -131,7 +131,7 @@ class Intervention:
         self.forwards += 1
         self.queries = 0, 0
 
-    def handle_generation(self, module: nn.Module, sequences: Tensor, prompts: int) -> None:
+    def handle_generation(self, module: nn.Module, sequences: Tensor, prompts: int, given: dict[str, Any]) -> None:
         """Do nothing when a generation ends."""
 
     @state_forward

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 IMAGES, WORD_IDS = "pixel_values", "input_ids"  # names of arguments in transformers
 PACKED_SIZES = ("image_grid_thw", "grid_thw")
+ORIGINAL_SIZES = "image_sizes"
 SOUNDS = ("input_features", "input_values")
 CHANNELS = (1, 3, 4)  # of an image among the arguments of a model whose arguments have other names
 IMAGE_TOKENS = ("image_token_id", "image_token_index")  # attributes of a config
@@ -27,6 +28,7 @@ class Media:
     rows: int = 1  # batch rows of the text
     sound: str | None = None  # the argument that is sound
     lengths: tuple[int, ...] = ()  # tokens of other sequences among the arguments, such as a prompt
+    original_sizes: tuple[tuple[int, int], ...] = ()  # height and width of each image before it was cut into tiles
 
 
 def read_media(module: nn.Module, args: Any, kwargs: Any) -> Media | None:
@@ -43,7 +45,9 @@ def read_media(module: nn.Module, args: Any, kwargs: Any) -> Media | None:
     if pixels is not None and pixels.dim() >= 4:
         size = int(pixels.shape[-2]), int(pixels.shape[-1])
         lengths = measure_sequences([one for one in arguments.values() if one is not pixels], size)
-        return Media(int(pixels.shape[:-3].numel()), size, int(pixels.shape[-3]), (), *text, lengths=lengths)
+        sizes = read_original_sizes(arguments.get(ORIGINAL_SIZES))
+        channels = int(pixels.shape[-3])
+        return Media(int(pixels.shape[:-3].numel()), size, channels, (), *text, lengths=lengths, original_sizes=sizes)
     return Media(0, None, 3, (), *text) if text[0] else None
 
 
@@ -63,7 +67,8 @@ def join_media(former: Media | None, later: Media | None) -> Media | None:
         return later or former
     seen = later if later.images or later.sound else former
     text = former if former.tokens else later
-    return replace(seen, image_tokens=text.image_tokens, tokens=text.tokens, rows=text.rows)
+    sizes = text.original_sizes or seen.original_sizes
+    return replace(seen, image_tokens=text.image_tokens, tokens=text.tokens, rows=text.rows, original_sizes=sizes)
 
 
 def bind_arguments(module: nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
@@ -104,6 +109,12 @@ def read_grids(sizes: Any) -> tuple[tuple[int, int], ...]:
         return ()
     found = [(int(frames), int(rows), int(columns)) for frames, rows, columns in sizes.tolist()]
     return tuple((rows, columns) for _, rows, columns in found) if all(frames == 1 for frames, _, _ in found) else ()
+
+
+def read_original_sizes(sizes: Any) -> tuple[tuple[int, int], ...]:
+    """Return the height and width of each image before it was cut into tiles; empty if they are not given."""
+    is_table = isinstance(sizes, Tensor) and sizes.dim() == 2 and sizes.shape[1] == 2
+    return tuple((int(height), int(width)) for height, width in sizes.tolist()) if is_table else ()
 
 
 def find_image_tokens(module: nn.Module, ids: Any) -> tuple[tuple[int, ...], int, int]:

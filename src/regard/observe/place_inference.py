@@ -19,6 +19,7 @@ from regard.observe.image_tower import Sizes, Tower, find_tower
 from regard.observe.media import Media
 from regard.observe.places import CROSS, EMPTY, AudioFrames, PatchGrid, select_places
 from regard.observe.run import IMPLICIT, Run
+from regard.observe.unpadded_tiles import find_unpadded_tiles
 
 FIRST_NUMBER = re.compile(r"\.\d+(?:\.|$)")
 Found = dict[str, Any]  # the places of each layer, by its module's path
@@ -126,9 +127,11 @@ def find_images(
     if tower is None:
         return {}
     found = find_tower_grids(tower, media, layers, calls, has_all_layers)
-    sizes = find_merged_sizes(config, modules, media, tower)
     own = {name for name, _ in layers if tower.has_layer(name)}
-    return found | find_image_words(media, layers, own, sizes)
+    tiled = find_unpadded_tiles(config, media, (tower.rows, tower.columns))
+    if tiled:
+        return found | place_words(media, layers, own, tiled)
+    return found | find_image_words(media, layers, own, find_merged_sizes(config, modules, media, tower))
 
 
 def find_tower_grids(
@@ -149,6 +152,9 @@ def find_tower_grids(
         if kind == CROSS:
             grid = None if sizes[2] in others else tower.find_grid(sizes[2])
             others |= {sizes[1], sizes[1] - 1} if grid is not None and sizes[1] > 1 else set()
+            tiles = tower.find_tiles(sizes[2], media.images // max(sizes[0], 1)) if grid is None else []
+            if tiles and sizes[2] not in others:
+                found[name] = tiles
         elif (name, kind) in windows:
             grid = windows[name, kind]
         elif tower.has_layer(name) and sizes[0] == media.images:
@@ -281,6 +287,11 @@ def find_image_words(media: Media, layers: Mapping[tuple[str, str], Sizes], othe
     grids = list(split_image_tokens(media.image_tokens, sizes))
     if not grids or len(grids) < len(sizes):
         return {}
+    return place_words(media, layers, others, grids)
+
+
+def place_words(media: Media, layers: Mapping[tuple[str, str], Sizes], others: Any, grids: list[PatchGrid]) -> Found:
+    """Return the grids of the images for each layer of self-attention to all tokens of the text, outside the other layers."""
     return {
         name: grids[0] if len(grids) == 1 else grids
         for (name, kind), (_, q, k) in layers.items()

@@ -77,6 +77,25 @@ class PatchGrid:
         cut = padded.view(down, window, across, window).transpose(1, 2).reshape(down * across, window * window)
         return cls(rows, columns, 0, tuple(map(tuple, cut.tolist())))
 
+    @classmethod
+    def from_tiles(cls, tiles: Sequence["PatchGrid"], columns: int) -> "PatchGrid":
+        """Return the grid of an image that was cut into tiles with these grids, row by row, `columns` of them in a row.
+
+        The tiles stand on one axis, such as that of a text; tokens between them are no patches.
+        """
+        grids = check_tiles(tiles, check_count("columns", columns, most=MAX_SIDE))
+        down, across = grids[0].rows, grids[0].columns
+        rows, whole = len(grids) // columns * down, columns * across
+        first = min(one.start or 0 for one in grids)
+        order = [EMPTY] * (max((one.start or 0) + one.length for one in grids) - first)
+        for number, one in enumerate(grids):
+            above, left = number // columns * down, number % columns * across
+            for token, patch in enumerate(one.locate_tokens((one.start or 0) + one.length)[0, one.start :].tolist()):
+                if patch != EMPTY:
+                    row, column = divmod(patch, across)
+                    order[(one.start or 0) - first + token] = (above + row) * whole + left + column
+        return cls(rows, whole, first, (tuple(order),))
+
     @property
     def windows(self) -> int:
         """The number of batch rows of the map that hold one image."""
@@ -129,6 +148,19 @@ def check_sides(rows: int, columns: int) -> None:
     """Raise ConfigError unless both sides of a grid are from 1 to MAX_SIDE."""
     for name, side in (("rows", rows), ("columns", columns)):
         check_count(name, side, most=MAX_SIDE)
+
+
+def check_tiles(tiles: Any, columns: int) -> list[PatchGrid]:
+    """Return the grids of tiles. Raises ConfigError unless they are of one size, have a start, and fill whole rows."""
+    found = check_sequence("tiles", tiles)
+    fits = bool(found) and len(found) % columns == 0 and all(isinstance(one, PatchGrid) for one in found)
+    is_one_size = fits and len({(one.rows, one.columns) for one in found}) == 1
+    if is_one_size and all(one.start is not None and one.windows == 1 for one in found):
+        return list(found)
+    raise ConfigError(
+        f"tiles must be grids of one size on one axis, each with its start, that fill rows of {columns}; got {len(found)}: "
+        f"{', '.join(map(describe_value, found[:3]))}."
+    )
 
 
 def check_order(order: Any, patches: int) -> tuple[tuple[int, ...], ...]:

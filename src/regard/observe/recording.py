@@ -183,5 +183,5 @@ def place_tokens(recording: Recording, tokens: Any) -> Any:
     tokens = TextPair.from_tokens(tokens)
     if not recording.runs or not recording.last.rows:
         return tokens
-    b = max((len(call.stored.q) for call in recording.last.softmax_calls), default=0)
-    return place_sequence_words(tokens, recording.last.rows, b)
+    calls = recording.last.softmax_calls  # the last is of the decoder: a tower of images may have more batch rows, of tiles
+    return place_sequence_words(tokens, recording.last.rows, len(calls[-1].stored.q) if calls else 0)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,7 +25,7 @@ from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.recurrent.token_mixers import is_part_of_attention
 from regard.observe.interception.thread_state import STATE, NextHandler, explain_error
 from regard.observe.lazy_attentions import Attentions
-from regard.observe.media import Media, find_pixels, join_media, read_media
+from regard.observe.media import ORIGINAL_SIZES, Media, find_pixels, join_media, read_media, read_original_sizes
 from regard.observe.place_inference import infer_places
 from regard.observe.recording import Recording
 from regard.observe.run import IMPLICIT, Call, Positions
@@ -109,7 +110,7 @@ class RecordingWatcher:
         context = adapter.context(result)
         return (adapter.result(context, result), context) if context.requires_grad else (result, None)
 
-    def handle_generation(self, module: nn.Module, sequences: Tensor, prompts: int) -> None:
+    def handle_generation(self, module: nn.Module, sequences: Tensor, prompts: int, given: dict[str, Any]) -> None:
         """Match the sequences that a model's `generate` returned to batch rows; the run they belong to becomes the last."""
         root, runs = self.names[id(module)], self.recording.runs
         rows, run = self.tracker.match_sequences(root, sequences, prompts, runs)
@@ -117,6 +118,9 @@ class RecordingWatcher:
             run.rows = rows
             runs.remove(run)
             runs.append(run)
+        if run.media is not None:  # the forwards are not given what only the features of images depend on
+            sizes = read_original_sizes(given.get(ORIGINAL_SIZES)) or run.media.original_sizes
+            run.media = replace(run.media, original_sizes=sizes)
         has_beams = any(len(call.stored.q) > prompts for call in run.softmax_calls)
         reason = ENDED if has_beams else OTHER_TOKENS
         for n in [n for n, row in enumerate(rows) if row is None]:

@@ -110,7 +110,8 @@ def compute_patch_weights(
     values, what = compute_row(recording, layer, head, (kind, part), row * grid.windows + window, token, of)
     label = name_query(recording, layer, kind, part, row, token, patch)
     words = match_words(recording.words(layer, kind, part)[1], row, shape[3])
-    return lay_on_grid(grid, cells[window], values, words, (label, patch), what)
+    beside = {f"image {n}": one.locate_tokens(shape[3])[0] for n, one in enumerate(grids) if n != image and one.windows == 1}
+    return lay_on_grid(grid, cells[window], values, words, (label, patch), what, beside)
 
 
 def choose_query(grids: list[PatchGrid], image: int, size: int) -> Query:
@@ -174,15 +175,26 @@ def compute_row(
 
 
 def lay_on_grid(
-    grid: PatchGrid, cells: Tensor, values: Tensor, words: list[str], query: tuple[str, tuple[int, int] | None], what: str
+    grid: PatchGrid,
+    cells: Tensor,
+    values: Tensor,
+    words: list[str],
+    query: tuple[str, tuple[int, int] | None],
+    what: str,
+    beside: Mapping[str, Tensor],
 ) -> PatchWeights:
-    """Return numbers (k,) of keys on the grid, given the patch of each key; a weight of exactly 0 is of a key not seen."""
+    """Return numbers (k,) of keys on the grid, given the patch of each key; a weight of exactly 0 is of a key not seen.
+
+    beside: the patch of each key in the grids of the other images, by their names. Their numbers are added up.
+    """
     found = values.detach().double().cpu()
     picture = torch.full((grid.rows * grid.columns,), torch.nan, dtype=torch.float64)
     picture[cells[cells != EMPTY]] = found[cells != EMPTY].where(found[cells != EMPTY] != 0, torch.nan)
     names = grid.name_tokens(len(cells))
-    rest = (cells == EMPTY).nonzero().flatten().tolist() if grid.windows == 1 else []
-    others = [(names[n] if words[n] == str(n) else f"“{words[n].strip()}”", float(found[n])) for n in rest]
+    is_patch = torch.stack([cells != EMPTY, *(one != EMPTY for one in beside.values())]).any(0)
+    rest = (~is_patch).nonzero().flatten().tolist() if grid.windows == 1 else []
+    others = [(name, float(found[one != EMPTY].sum())) for name, one in beside.items()]
+    others += [(names[n] if words[n] == str(n) else f"“{words[n].strip()}”", float(found[n])) for n in rest]
     return PatchWeights(grid, picture.view(grid.rows, grid.columns), tuple(others), *query, what, int(found.isnan().sum()))
 
 

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text", metavar="PROMPT", help="a question about the image: what its words look at in it")
     parser.add_argument("--tokens", metavar="N", type=int, default=0, help="with --text: words that the model adds (0)")
     parser.add_argument("--query", metavar="WORD", help="with --text: one word, or the token with a number (all words)")
-    parser.add_argument("--head", metavar="L.H", help="head H of layer L, or layer L: the mean of its heads (the last layer)")
+    parser.add_argument("--head", metavar="L.H", help="head H of layer L; layer L or its path: mean of its heads (the last)")
     parser.add_argument("--patch", metavar="R,C", help="what the patch in row R and column C looks at (the class token)")
     parser.add_argument("--rollout", action="store_true", help="the rollout through all layers up to that of --head")
     parser.add_argument("--out", metavar="FILE", help="save the recording")

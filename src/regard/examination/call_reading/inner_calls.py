@@ -153,7 +153,7 @@ class CallCollector:
     def start_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Ignore the start of a forward."""
 
-    def handle_generation(self, module: nn.Module, sequences: Tensor, prompts: int) -> None:
+    def handle_generation(self, module: nn.Module, sequences: Tensor, prompts: int, given: dict[str, Any]) -> None:
         """Ignore generated tokens."""
 
     def handle_call(self, call: AttentionCall, adapter: CallAdapter, name: str, proceed: Callable[..., Any]) -> Any:

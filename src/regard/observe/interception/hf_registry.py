@@ -53,7 +53,7 @@ def build_patches() -> list[AttributePatch]:
 
 
 def wrap_generate(generate: Callable[..., Any]) -> Callable[..., Any]:
-    """Return transformers' `generate`, wrapped so that it passes its output to the watchers of its model."""
+    """Return transformers' `generate`, wrapped so that it passes its output and arguments to the watchers of its model."""
 
     @wraps(generate)
     def generate_and_report(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -62,7 +62,7 @@ def wrap_generate(generate: Callable[..., Any]) -> Callable[..., Any]:
         prompts = next((len(x) for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.dim() > 1), 1)
         for watcher in STATE.watchers if isinstance(sequences, Tensor) and sequences.dim() == 2 else ():
             if id(self) in watcher.names:
-                watcher.handle_generation(self, sequences, prompts)
+                watcher.handle_generation(self, sequences, prompts, kwargs)
         return output
 
     return generate_and_report

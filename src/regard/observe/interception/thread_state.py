@@ -41,8 +41,11 @@ class Watcher(Protocol):
     def start_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Start a forward of a watched module that no other watched module called."""
 
-    def handle_generation(self, module: nn.Module, sequences: Tensor, prompts: int) -> None:
-        """Handle the token ids (n, t) that a watched module's `generate` returned for a number of prompts."""
+    def handle_generation(self, module: nn.Module, sequences: Tensor, prompts: int, given: dict[str, Any]) -> None:
+        """Handle the token ids (n, t) that a watched module's `generate` returned for a number of prompts.
+
+        given: its arguments with names.
+        """
 
     def handle_call(self, call: AttentionCall, adapter: CallAdapter, name: str, proceed: NextHandler) -> Any:
         """Handle an attention call in the module of this name and return what the caller gets."""
