@@ -13,6 +13,7 @@ from transformers import ProphetNetConfig, ProphetNetModel
 
 import regard
 from regard import ConfigError
+from regard.cli import main
 from regard.observe import record
 from regard.observe.repeated_calls import split_calls
 from regard.show.all_heads import draw_all_heads
@@ -103,6 +104,23 @@ def test_the_page_has_each_call(recorded, tmp_path):
             decoded = regard.map.codes.decode_weights(codes).double()
             torch.testing.assert_close(decoded, expected[0, head], rtol=3e-4, atol=1e-9)
     assert "several calls of attention" in text
+
+
+def test_the_commands_print_each_call(recorded, tmp_path, capsys):
+    recording, weights = recorded
+    recording.save(tmp_path / "one.regard")
+    assert main(["heads", str(tmp_path / "one.regard"), "--csv"]) == 0
+    rows = [line.split(",") for line in capsys.readouterr().out.splitlines()]
+    assert [(row[0], row[1]) for row in rows[1:]] == [(str(layer), str(head)) for layer in range(4) for head in range(H)]
+    column = rows[0].index("first token")
+    table = [float(one.scores["first token"]) for one in regard.heads(recording)]
+    assert [float(row[column]) for row in rows[1:]] == pytest.approx(table, abs=1e-6)
+    assert main(["heads", str(tmp_path / "one.regard")]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "4 layers, 8 heads. 7 tokens. 1: several calls of attention in one forward, each a layer of its own here" in said
+    assert main(["heads", str(tmp_path / "one.regard"), "--head", "2.1", "--query", "6"]) == 0
+    printed = [float(one) for one in re.findall(r"0\.\d+", capsys.readouterr().out)]
+    assert float(weights[2][0, 1, 6].max()) == pytest.approx(max(printed), abs=0.006)
 
 
 def test_what_needs_one_map_of_each_layer_says_where_the_calls_are(recorded):

@@ -27,6 +27,7 @@ from regard.observe import Recording, record
 from regard.observe.head_classification import classify_heads, describe_wordless_keys
 from regard.observe.head_scores import SCORES, HeadOptions
 from regard.observe.head_table import Head, Heads, find_score
+from regard.observe.repeated_calls import split_calls
 from regard.observe.run import IMPLICIT, KINDS
 from regard.observe.tensor_store import Store
 from regard.show import implicit_views, recording_views
@@ -95,11 +96,15 @@ def record_ids(foreign: TextModel, ids: Tensor, words: list[str], keep: str | No
 
 
 def print_report(recording: Recording, options: argparse.Namespace, line: str = "") -> None:
-    """Print the requested part of a recording: a head, a row, or an overview."""
+    """Print the requested part of a recording: a head, a row, or an overview.
+
+    Calls of a module that attends several times in one forward, and has no map for all of them, are layers of their own.
+    """
     console = open_console()
+    recording, notes = split_calls(recording)
     place = None if options.head is None else recording_views.parse_layer_head(options.head)
     kind = choose_map_kind(recording, options.attention)
-    line = f"{line} {describe_kind(recording, kind)}".strip()
+    line = " ".join(filter(None, (line, describe_kind(recording, kind), *notes)))
     if kind == IMPLICIT:
         print_implicit(console, recording, options, place, line)
         return
