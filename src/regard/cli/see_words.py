@@ -127,7 +127,7 @@ def list_words(recording: Recording, place: LayerPlace) -> list[str]:
 def list_word_tokens(recording: Recording, place: LayerPlace) -> list[int]:
     """Return the queries of a layer that are words; none of a layer whose tokens are not those of the prompt.
 
-    Tokens between the patches of an image, such as the ends of its rows, are not among them.
+    Tokens between the patches of the image, such as the ends of its rows, are not among them.
     """
     if not list_words(recording, place):
         return []
@@ -138,8 +138,9 @@ def list_word_tokens(recording: Recording, place: LayerPlace) -> list[int]:
     grids = [one for one in answering if isinstance(one, PatchGrid)]
     if not grids:
         return []
-    between = {one for grid in grids for one in range(grid.find_start(keys), grid.find_start(keys) + grid.length)}
-    return [number for number in range(keys - queries, keys) if number not in between]
+    starts = [grid.find_start(keys) for grid in grids]
+    inside = range(min(starts), max(start + grid.length for start, grid in zip(starts, grids, strict=True)))
+    return [number for number in range(keys - queries, keys) if number not in inside]
 
 
 def compute_pictures(recording: Recording, options: argparse.Namespace) -> list[PatchWeights]:

@@ -15,9 +15,11 @@ from regard.observe.image_tower import CLASS_TOKEN
 from regard.observe.places import EMPTY, HINT, PatchGrid, list_places
 from regard.observe.rollout import roll_out_until
 from regard.show.axis_words import find_words, match_words
+from regard.show.terminal import truncate_end
 
 QUANTITIES = ("weights", "rollout")
 MAX_OTHERS = 3  # tokens that are no patches, named one by one
+LONGEST = 12  # characters of their names
 Query = int | tuple[int, int]  # a token, or the row and the column of a patch
 
 
@@ -226,7 +228,7 @@ def describe_others(one: PatchWeights) -> str:
     """Describe the numbers of the tokens that are no patches; of many the largest, and how many others there are."""
     order = sorted(one.others, key=lambda other: -abs(other[1]))
     shown = one.others if len(one.others) <= MAX_OTHERS else order[: MAX_OTHERS - 1]
-    parts = [f"{name} {value:.2g}" for name, value in shown]
+    parts = [f"{truncate_end(name, LONGEST)} {value:.2g}" for name, value in shown]
     rest = len(one.others) - len(shown)
     return ", ".join([*parts, *([f"{rest} other tokens"] if rest else [])])
 

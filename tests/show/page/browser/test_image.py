@@ -199,6 +199,20 @@ def test_each_image_of_each_text_of_a_batch_is_shown_with_its_own_weights(open_p
             page.get_by_label("next image").click()
 
 
+def test_tokens_between_patches_and_patches_of_other_images_are_no_words(open_page, tmp_path):
+    model, ids = make_llava(), torch.tensor([[1, *[50] * 9, 7, *[50] * 9, 8]])
+    with torch.no_grad(), regard.record(model) as recording:
+        model(input_ids=ids, pixel_values=make_pixels(9, 9).expand(2, -1, -1, -1))
+    ends = (0, 1, -1, 2, 3, -1, 4, 5, -1)  # with a token at the end of each row, as in LLaVA-NeXT
+    recording.places = {"language_model": [regard.PatchGrid(3, 2, 1, ends), regard.PatchGrid(3, 3, 11)]}
+    write(recording, tmp_path / "one.html", image=[IMAGE, IMAGE])
+    page = wait_until_settled(open_page((tmp_path / "one.html").as_uri()))
+    assert page.locator(".image-words .word").all_inner_texts() == ["0", "10", "20"]
+    page.get_by_label("next image").click()
+    wait_until_settled(page)
+    assert page.locator(".image-words .word").all_inner_texts() == ["0", "10", "20"]
+
+
 @pytest.mark.parametrize(
     ("part", "name", "shown"),
     [

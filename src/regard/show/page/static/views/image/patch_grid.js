@@ -22,6 +22,8 @@ export function createPatchGrid(grid, { queries, keys }, isCrossAttention, grids
     });
   }
   const first = keys - queries; // the key of the first query
+  const spans = grids.filter((one) => (one.order?.length ?? 1) === 1); // tokens between the patches of an image, such as the ends of its rows, are none of the text
+  const isInImage = (key) => spans.some((one) => key >= one.start && key < one.start + countTokens(one));
   return {
     rows,
     columns,
@@ -39,8 +41,8 @@ export function createPatchGrid(grid, { queries, keys }, isCrossAttention, grids
       const { window, key } = places[patch] ?? {};
       return isCross || key === undefined || key < first ? null : { q: key - first, window };
     },
-    // Return the queries that are no patches.
-    others: () => Array.from({ length: queries }, (_, q) => q).filter((q) => isCross || patches[0][q + first] === NONE),
+    // Return the queries that are no patches of any image of the layer.
+    others: () => Array.from({ length: queries }, (_, q) => q).filter((q) => isCross || (patches[0][q + first] === NONE && !isInImage(q + first))),
     // Return the name of a key: the row and column of its patch, or the name of the token; null for a word.
     nameKey(key, window = 0) {
       const patch = patches[window][key];
