@@ -11,6 +11,7 @@ from torch import Tensor
 from regard.cli.image_tiles import TileLayout, crop_padding, draw_coordinates, find_layout, list_images, stitch_places
 from regard.cli.progress_bar import show_bar
 from regard.observe import Recording, record
+from regard.observe.media import IMAGES
 from regard.show.image_input import Pixels
 
 Best = tuple[str, float, Tensor]  # a class or the next word, its probability and its logit
@@ -81,7 +82,8 @@ def record_image(reader: ImageReader, pixels: Pixels, has_graph: bool = False) -
         outcome = reader.run(prepared.inputs)
     seconds = time.perf_counter() - start
     recording.model, recording.tokens = reader.name, pair_words(recording, outcome.words)
-    images, layout = [*prepared.tiles[:1]], prepared.layout
+    given, layout = prepared.inputs.get(IMAGES), prepared.layout
+    images = [*prepared.tiles[: given.shape[:-3].numel() if isinstance(given, Tensor) and given.dim() > 3 else 1]]
     if layout is not None:
         images = crop_padding(list_images(prepared.tiles, layout), recording.places, layout)
         recording.places = stitch_places(recording.places, layout)
