@@ -184,7 +184,7 @@ def test_tiles_whose_layout_is_not_known_are_images_of_their_own(folders, photo,
     assert describe_layout(seen) == ", the first of 7 images that the processor makes of it"
 
 
-@pytest.mark.parametrize("name", ["florence2", "kosmos2"])
+@pytest.mark.parametrize("name", ["florence2", "kosmos2", "blip2", "blip2 of T5"])
 def test_words_that_see_no_patches_are_refused_with_what_to_do(capsys, folders, photo, tmp_path, name):
     Image.fromarray(photo).save(tmp_path / "photo.png")
     flags = "--model", save(folders, name), "--text", PROMPT

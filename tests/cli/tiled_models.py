@@ -160,6 +160,26 @@ def save_kosmos2(place: Path) -> None:
     save(place, model, hf.Kosmos2Processor(reader, tokenizer))
 
 
+def save_blip2(place: Path, is_encoder_decoder: bool = False) -> None:
+    """Five learned queries that look at 6 x 6 patches, before the words of OPT, or of the encoder of T5."""
+    torch.manual_seed(0)
+    tokenizer = make_tokenizer(IMAGE)
+    text = {"model_type": "opt", **SMALL, "ffn_dim": 16, "word_embed_proj_dim": 24, "pad_token_id": 3}
+    if is_encoder_decoder:
+        text = {"model_type": "t5", "d_model": 24, "d_kv": 8, "d_ff": 16, "num_layers": 2, "num_heads": 3}
+    config = hf.Blip2Config(
+        vision_config=VISION,
+        qformer_config={**SMALL, "vocab_size": 30, "encoder_hidden_size": 24},
+        text_config={**text, "vocab_size": len(tokenizer)},
+        num_query_tokens=5,
+        image_token_index=tokenizer.convert_tokens_to_ids(IMAGE),
+    )
+    reader = hf.BlipImageProcessorPil(size={"height": 24, "width": 24})
+    model = widen(hf.Blip2ForConditionalGeneration(config))
+    model.generation_config.decoder_start_token_id = 3
+    save(place, model, hf.Blip2Processor(reader, tokenizer, num_query_tokens=5))
+
+
 def save_mllama(place: Path) -> None:
     """Cross attention to up to four tiles of 24 x 24 pixels, each a class token and 6 x 6 patches."""
     torch.manual_seed(0)
@@ -187,6 +207,8 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     "qwen2_5_vl": lambda place: save_qwen(place, "Qwen2_5_VL"),
     "florence2": save_florence2,
     "blip": save_blip,
+    "blip2": save_blip2,
+    "blip2 of T5": lambda place: save_blip2(place, True),
     "kosmos2": save_kosmos2,
     "mllama": save_mllama,
 }

@@ -18,7 +18,7 @@ from regard.cli.image_reader import Outcome, PreparedImage, measure_layout
 from regard.cli.model_loading import convert_loading_errors, is_only_in_cache, refuse_missing_weights, silence_transformers
 from regard.errors import ConfigError, RegardError
 from regard.mechanism.arguments import add_article
-from regard.observe.media import IMAGES, WORD_IDS, read_grids
+from regard.observe.media import IMAGES, WORD_IDS, find_image_tokens, read_grids
 from regard.show.image_input import Pixels
 from regard.show.terminal import escape_text
 
@@ -41,7 +41,8 @@ class ImagePrompter:
     @property
     def has_encoder(self) -> bool:
         """Whether an encoder reads the prompt, and a decoder writes beside it."""
-        return bool(getattr(self.model.config, "is_encoder_decoder", False))
+        config = self.model.config
+        return any(getattr(one, "is_encoder_decoder", False) for one in (config, getattr(config, "text_config", None)))
 
     def prepare(self, pixels: Pixels) -> PreparedImage:
         """Return an image and the prompt as the input of the model."""
@@ -59,17 +60,23 @@ class ImagePrompter:
         return PreparedImage(inputs, tiles, layout)
 
     def encode(self, pixels: Pixels) -> dict[str, Any]:
-        """Return what the processor makes of an image and the prompt. Raises ConfigError if it does not read them."""
-        failures = []
-        for text in dict.fromkeys((self.format_prompt(self.prompt), self.prompt)):  # some processors add the image themselves
+        """Return what the processor makes of an image and the prompt. Raises ConfigError if it does not read them.
+
+        A processor that adds the tokens of the image itself, as those of BLIP-2 and Florence-2 do, is given the prompt alone.
+        """
+        found, failures = [], []
+        for text in dict.fromkeys((self.format_prompt(self.prompt), self.prompt)):
             begin = getattr(self.processor.tokenizer, "bos_token", None)
             has_begin = {"add_special_tokens": False} if begin and text.startswith(begin) else {}  # by its chat template
             with silence_transformers(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of what processors themselves do
                 try:
-                    return dict(self.processor(images=pixels, text=text, return_tensors="pt", **has_begin))
+                    found.append(dict(self.processor(images=pixels, text=text, return_tensors="pt", **has_begin)))
                 except Exception as error:  # processors may raise anything
                     failures.append(format_first_line(error))
+        if found:
+            counts = [len(find_image_tokens(self.model, one.get(WORD_IDS))[0]) for one in found]
+            return found[-1] if 0 < counts[-1] < counts[0] else found[0]
         place = getattr(self.processor, "image_token", None) or "the place of the image"
         raise ConfigError(
             f"the processor of {self.name} does not read one image with this prompt: {failures[0]} "
@@ -81,13 +88,13 @@ class ImagePrompter:
 
         A prompt that names the place itself stays as it is.
         """
-        image = getattr(self.processor, "image_token", None)
+        image = str(getattr(self.processor, "image_token", None) or "")  # of some it is an AddedToken
         if image and image in prompt:
             return prompt
         if getattr(self.processor, "chat_template", None):
             message = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": prompt}]}
             return str(self.processor.apply_chat_template([message], add_generation_prompt=True))
-        return f"{image or ''}{prompt}"
+        return f"{image}{prompt}"
 
     def list_tiles(self, found: dict[str, Any], pixels: Pixels) -> list[Pixels]:
         """Return the images that the model sees: resized and cropped, or resized alone where they are packed patches."""
