@@ -65,7 +65,7 @@ class Recorder:
             raise ConfigError(f"record needs a torch.nn.Module, got {type(model).__name__}.")
         if uses_op(model):
             model = getattr(model, "_orig_mod", model)  # of torch.compile(model)
-        self.modules = dict(model.named_modules())
+        self.modules = list_modules(model)
         refuse_compiled(self.modules)
         store = Store.from_arguments(keep, to)
         self.watcher = RecordingWatcher(self.modules, Selection.from_arguments(self.modules, layers, heads), store)
@@ -87,6 +87,21 @@ class Recorder:
         """Infer the places of the tokens and warn of what was not recorded, once all is."""
         self.watcher.fill_places()
         warn_missed(self.recording)
+
+
+def list_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the modules of a model by their paths, as its `named_modules` yields them, which takes a call for each level."""
+    found: dict[str, nn.Module] = {}
+    queue, visited = [("", model)], set[nn.Module]()
+    while queue:
+        path, module = queue.pop()
+        if module not in visited:
+            visited.add(module)
+            found[path] = module
+            if module._modules:
+                prefix = f"{path}." if path else ""
+                queue += [(prefix + name, part) for name, part in [*module._modules.items()][::-1] if part is not None]
+    return found
 
 
 def uses_op(model: nn.Module) -> bool:

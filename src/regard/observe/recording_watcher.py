@@ -159,6 +159,8 @@ class RecordingWatcher:
         if path is None or (path in self.read_modules and not length):
             return False
         calls = [] if self.tracker.is_undecided else self.tracker.run.calls  # of this forward, or of those that it continues
+        if calls and not length and calls[-1].name == path:  # the common case first
+            return False
         read = [call for call in calls if not length or is_as_long(call, length - 1)]
         known = [call.name for call in read] + [one.module for one in self.recording.missed]
         is_known = any(not path or one == path or one.startswith(f"{path}.") for one in known)

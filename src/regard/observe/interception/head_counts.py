@@ -20,11 +20,11 @@ def find_head_counts(least: int = 2) -> list[int]:
 
 def list_head_counts(module: nn.Module) -> list[int]:
     """Return the numbers of heads that a module and its configuration state."""
-    counts = []
-    own = vars(module)
-    for attributes in (own, read_attributes(own.get("config"))):
-        counts += [attributes[name] for name in sorted(NAMES & attributes.keys(), key=HEADS.index)]
-    return [n for n in counts if type(n) is int]
+    own, counts = vars(module), list[int]()
+    for attributes in (own, read_attributes(own["config"])) if "config" in own else (own,):
+        if names := NAMES & attributes.keys():
+            counts += [attributes[name] for name in sorted(names, key=HEADS.index) if type(attributes[name]) is int]
+    return counts
 
 
 def read_attributes(config: object) -> dict[str, Any]:

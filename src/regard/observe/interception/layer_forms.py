@@ -96,7 +96,8 @@ class CallForm:
         if self.given is not None:
             one, other = self.given
             call.has_separate_sources = find_sources(tensors[one], tensors[other])
-        adapter = CallAdapter(lambda: result, lambda _: self.views[4].read(tensors).detach())
+        context = self.views[4].read(tensors).detach()  # so that what keeps the adapter does not keep the other tensors
+        adapter = CallAdapter(lambda: result, lambda _: context)
         dispatch_call(call.kernel, lambda: result, lambda: (call, adapter))
         return True
 

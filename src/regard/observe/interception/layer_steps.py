@@ -58,8 +58,10 @@ class LayerSteps(StepDescriber):
 
         Between two functions of the model each line of Python is slow, so this has few.
         """
-        if not self.is_deferred or len(self.deferred) >= self.most_steps or not runs_plainly():
+        if not self.is_deferred or len(self.deferred) >= self.most_steps:
             return False
+        if backward() != -1 or is_any_autocast_on() or peek_interpreter_stack() is not None or tracing() is not None:
+            return False  # as runs_plainly says
         self.deferred.append((run, copy_lists(args) if list in map(type, args) else args, kwargs, result))
         return True
 

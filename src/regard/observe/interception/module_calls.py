@@ -62,12 +62,15 @@ def wrap_call(call: Callable[..., Any]) -> Callable[..., Any]:
             passes = not kwargs and id(self) in STATE.skippable_modules and not may_move_pixels(self)
             if passes and len(args) != 1:  # two arguments could form pairs of tokens
                 passes = bool(STATE.frames) and STATE.mode.layers.makes_no_scores(self, args)
-            if STATE.frames and not (passes and keeps_input(self)):
-                STATE.frames[-1].release_steps()
+            if layer is not None and not (passes and keeps_input(self)):
+                mode.frames[-1].release_steps()
             output = call_skippable(call, self, *args) if passes else call_in_frame(call, self, *args, **kwargs)
-        if STATE.frames:
+        if frames := STATE.frames:
             with torch._C.DisableTorchFunction():
-                STATE.mode.take_step((self, args, kwargs, output))
+                if frames[-1].layer is None:
+                    STATE.mode.follow_child(self, args, kwargs, output)
+                else:
+                    STATE.mode.take_step((self, args, kwargs, output))
         return output
 
     return call_module
@@ -82,8 +85,9 @@ def may_move_pixels(module: nn.Module) -> bool:
 
 def is_deferrable(module: nn.Module, mode: Any, args: Any, kwargs: Any) -> bool:
     """Return whether a module is one that runs inside deferred steps: it cannot attend, and does not write into its input."""
-    passes = len(args) == 1 and not kwargs and id(module) in mode.skippable_modules and keeps_input(module)
-    return passes and not (module._forward_hooks or module._forward_pre_hooks) and runs_plainly()
+    if len(args) != 1 or kwargs or module._forward_hooks or module._forward_pre_hooks:
+        return False
+    return id(module) in mode.skippable_modules and keeps_input(module) and runs_plainly()
 
 
 def keeps_input(module: nn.Module) -> bool:

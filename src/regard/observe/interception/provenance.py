@@ -143,9 +143,11 @@ class ModuleFrame:
 
     def release_steps(self) -> None:
         """Stop holding what runs in it, and follow it if it was deferred."""
-        layer, self.layer = self.layer, None
-        if layer is not None and layer.is_deferred:
-            layer.follow()
+        layer = self.layer
+        if layer is not None:
+            self.layer = None
+            if layer.is_deferred:
+                layer.follow()
 
     def follow_deferred_steps(self) -> None:
         """Follow what ran in it, if that was deferred, before anything is logged or read."""
@@ -189,12 +191,18 @@ class ModuleFrame:
 
     def log_operation(self, args: Any, kwargs: Any, result: Any, name: str = "", child: type[nn.Module] | None = None) -> None:
         """Log that a function or a child module computed a result from its arguments."""
-        self.follow_deferred_steps()
-        details: OperationDetails = NO_DETAILS
-        if name:  # not a module
-            details = read_details(name, args, kwargs, result)
-            args = put_table_first(args) if name == "embedding" else args
+        if self.layer is not None:
+            self.follow_deferred_steps()
+        if child is not None and not kwargs and len(args) == 1 and type(args[0]) is type(result) is Tensor:
+            x = args[0]
+            shapes = None if x.is_nested or result.is_nested else Shapes((x.shape,), result.shape)
+            given, outputs = [weakref.ref(x)], [weakref.ref(result)]
+            self.noted.append(Operation(name, child, given, [x.numel()], outputs, *NO_DETAILS, shapes))
+            return
+        details = read_details(name, args, kwargs, result) if has_details(name) else NO_DETAILS
         shapes = find_shapes(name, args, result) if child is not None or name in SHAPED else None
+        if name == "embedding":
+            args = put_table_first(args)
         if name in NESTED:
             args = find_tensors((*args, *kwargs.values()), {})
         elif kwargs:
@@ -291,6 +299,12 @@ class ModuleFrame:
         return next(
             (x for source in self.made.values() if source.sources == first and (x := source.tensor()) is not None), None
         )
+
+
+@cache
+def has_details(name: str) -> bool:
+    """Return whether more than its tensors may be logged of the function of this name."""
+    return name == "unfold" or name in SUMS | CUTS_OR_ROLLS | GATHERS | AXIS_PLACES.keys() | REARRANGES | COPIES_ENTRIES
 
 
 def read_details(name: str, args: Any, kwargs: Any, result: Any) -> OperationDetails:

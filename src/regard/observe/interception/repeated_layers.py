@@ -51,10 +51,12 @@ class RepeatedLayers:
             return None
         if frame.module._forward_hooks or runs_transformed():  # hooks may read the recording
             return None
-        with suppress(Exception), torch._C.DisableTorchFunction():  # of arguments that are no plain tensors
-            key = describe_frames(STATE.frames)
-            return LayerSteps(frame, key, self.find_forms(frame.module, key), STATE.effects, self.mode.follow)
-        return None
+        try:
+            with torch._C.DisableTorchFunction():
+                key = describe_frames(STATE.frames)
+                return LayerSteps(frame, key, self.find_forms(frame.module, key), STATE.effects, self.mode.follow)
+        except Exception:  # of arguments that are no plain tensors
+            return None
 
     def find_forms(self, module: nn.Module, key: Hashable) -> list[LayerForm]:
         """Return the forms that a module may repeat: those of this forward, and its own of earlier ones."""
@@ -184,14 +186,16 @@ class RepeatedLayers:
         """Return whether anything but scores and weights is followed."""
         tracker, sums = self.mode.tracker, self.mode.tracker.gated_sums
         linear, loops, undivided = tracker.linear, self.mode.loops, self.mode.undivided
-        followed = (
-            *(tracker.edges.weighted, tracker.entry_products.products, tracker.tables.products, tracker.used.sums.traces),
-            *(linear.found, linear.contexts, sums.sums, sums.weighted, undivided.notes, undivided.contexts),
-            *(loops.loops, loops.traces, tracker.blocks.rows, tracker.merged_blocks.sums, tracker.summaries),
-            *(tracker.key_sums.sums, tracker.key_sums.unfinished, linear.chunks.sums),
+        by_tensor = (  # whose length is computed in Python
+            *(tracker.edges.weighted, tracker.entry_products.products, tracker.tables.products, linear.contexts),
+            *(sums.weighted, undivided.contexts, tracker.summaries, tracker.key_sums.sums, linear.chunks.sums),
             self.mode.opaque_weights,
         )
-        return any(map(len, followed))
+        followed = (
+            *(tracker.used.sums.traces, linear.found, sums.sums, undivided.notes, loops.loops, loops.traces),
+            *(tracker.blocks.rows, tracker.merged_blocks.sums, tracker.key_sums.unfinished),
+        )
+        return any(followed) or any(one.data for one in by_tensor)
 
 
 def describe_frames(frames: list[ModuleFrame]) -> Hashable:

@@ -57,8 +57,9 @@ def find_skippable(modules: Iterable[nn.Module]) -> dict[int, nn.Module]:
         loops = classes[kind].loops
         if loops and any(loop.isdisjoint(module._modules) for loop in loops):
             continue
-        parts = [id(part) for part in module._modules.values() if part is not None]
-        if modules_by_id.keys() >= {*parts} and holds_inert_values(module, names):
+        if module._modules and any(id(one) not in modules_by_id for one in module._modules.values() if one is not None):
+            continue
+        if holds_inert_values(module, names):
             modules_by_id[id(module)] = module
     return modules_by_id
 
@@ -68,7 +69,7 @@ def describe_values(module: nn.Module) -> Hashable:
     described: list[Hashable] = []
     for part in module.modules():
         kind: Any = type(part)
-        own, names = vars(part), (read_class(kind).attributes or frozenset()) - PARTS
+        own, names = vars(part), read_class(kind).attributes or ()
         values = (own[name] for name in names if name in own)
         compared: tuple[Hashable, ...] = tuple((type(x), x) if type(x) in VALUES else id(x) for x in values)
         described.append((kind, part.training, compared))
@@ -76,7 +77,7 @@ def describe_values(module: nn.Module) -> Hashable:
 
 
 class ReadClass(NamedTuple):
-    """A module class whose code was read: the attributes that its forward uses, and the globals with what they were then.
+    """A module class whose code was read: the attributes that its forward uses, but PARTS, and its globals as they were then.
 
     `multiplies_mean` states that it has a mean and two products of entries, as of keys with values and then with queries;
     `loops` are the names in each of its loops that may be a recurrence, if it calls no part of a module.
@@ -105,6 +106,7 @@ def read_class(kind: Any) -> ReadClass:
     operations: list[str] = []
     loops: list[frozenset[str]] = []
     attributes = read_attributes(kind, loaded, operations, loops)
+    attributes = None if attributes is None else attributes - PARTS
     multiplies_mean = "mean" in operations and sum(one in TIMES for one in operations) > 1
     return ReadClass(attributes, multiplies_mean, kind.forward, loaded, loops)
 
@@ -174,11 +176,13 @@ def calls_forward(value: Any) -> bool:
 
 def holds_inert_values(module: nn.Module, names: frozenset[str]) -> bool:
     """Return whether what a module and its parts hold under these names cannot attend, nor methods of the parts."""
-    parts = [*module.modules()] if module._modules else [module]
-    kinds: list[Any] = [*map(type, parts[1:])]
-    if any(names & list_methods(kind) for kind in kinds):
-        return False
-    queue = [vars(part)[name] for part in parts for name in names & vars(part).keys() - PARTS]
+    if not module._modules:
+        queue = [*map(vars(module).get, names)]  # None, which is inert, for one that it does not have
+    else:
+        parts = list_parts(module)
+        if any(names & list_methods(kind) for kind in {*map(type, parts[1:])}):
+            return False
+        queue = [value for part in parts for value in map(vars(part).get, names)]
     if INERT.issuperset(map(type, queue)):
         return True
     visited = set[int]()
@@ -195,6 +199,15 @@ def holds_inert_values(module: nn.Module, names: frozenset[str]) -> bool:
         own = getattr(value, "__dict__", {})
         queue += [own[name] for name in names & own.keys()]
     return True
+
+
+def list_parts(module: nn.Module) -> list[nn.Module]:
+    """Return a module and all its parts, some of them twice if it has them twice."""
+    parts = [module]
+    for part in parts:
+        if part._modules:
+            parts += [one for one in part._modules.values() if one is not None]
+    return parts
 
 
 @lru_cache(KINDS)

@@ -14,7 +14,7 @@ from regard.observe.interception.provenance import PLAIN, is_part_of_parameter, 
 LayerStep = tuple[Any, Any, Any, Any]  # a function or a child module that ran, its args, its kwargs, its result
 NAMES = (str, type(None), type(Ellipsis), torch.dtype, torch.device, torch.memory_format, torch.layout)
 VALUES = PLAIN | {int, float, bool, complex, *NAMES}  # classes of arguments without entries
-STRIDED = {torch.strided}
+BOUNDS, STRIDED = {int, type(None)}, {torch.strided}
 READ_SHAPE, READ_DTYPE, READ_LAYOUT = (vars(torch._C.TensorBase)[name].__get__ for name in ("shape", "dtype", "layout"))
 
 
@@ -121,7 +121,8 @@ def list_entries(values: Iterable[Any]) -> list[Any]:
         if kind in VALUES or isinstance(x, NAMES):
             found.append(x)
         elif kind is slice:
-            found += kind, *list_entries((x.start, x.stop, x.step))
+            bounds = x.start, x.stop, x.step
+            found += (x,) if BOUNDS.issuperset(map(type, bounds)) else (kind, *list_entries(bounds))
         elif isinstance(x, tuple | list):
             found += (kind, len(x)), *list_entries(x)
         elif kind is dict:

@@ -19,6 +19,7 @@ from observe.recording_checks import are_equal
 from regard.observe import Recording, record
 from regard.observe.interception import layer_steps, repeated_layers
 from regard.observe.interception.function_mode import AttentionFunctionMode
+from regard.observe.interception.layer_forms import FollowedTensor
 from regard.observe.interception.thread_state import InterceptionPause
 
 pytestmark = pytest.mark.filterwarnings("ignore:not recorded")
@@ -297,6 +298,15 @@ def test_the_tensors_of_a_repeated_layer_are_freed_when_it_ends():
     assert repeated == 2
     assert all(freed)
     assert freed
+
+
+def test_weights_that_end_with_their_layer_are_not_followed_in_one_that_repeats_it(monkeypatch):
+    followed, build = [], FollowedTensor.build_trace
+    monkeypatch.setattr(FollowedTensor, "build_trace", lambda *call: followed.append(call[0]) or build(*call))
+    with torch.no_grad():
+        _, repeated = record_both(Stack([Layer() for _ in range(3)]), torch.randn(1, 5, C))
+    assert repeated == 2
+    assert not followed
 
 
 class Given(nn.Module):

@@ -211,6 +211,8 @@ class ChannelStates:
 
     def take_loops(self, frame: ModuleFrame) -> list[ChannelLoop]:
         """Return the loops over vectors of a module that ends, and forget them."""
+        if not self.loops and not self.buffers.data:
+            return []
         ended = [one for one in self.loops if one.frame is frame]
         self.loops = [one for one in self.loops if one.frame is not frame]
         for x in [x for x, one in self.buffers.items() if one.frame is frame]:
