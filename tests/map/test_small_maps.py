@@ -193,7 +193,7 @@ def test_the_compiled_overview_takes_rows_of_any_length(keys, threads):
     usual = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        with mock.patch.object(compiled_passes, "SMALL", 0):
+        with mock.patch.object(compiled_passes, "SMALL_BATCH", 0):
             found = AttentionMap(q, k).overview()
     finally:
         torch.set_num_threads(usual)
@@ -214,7 +214,7 @@ def test_neither_the_layout_of_memory_nor_the_threads_change_a_bit(threads):
     usual = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        with mock.patch.object(compiled_passes, "SMALL", 0):
+        with mock.patch.object(compiled_passes, "SMALL_BATCH", 0):
             m = AttentionMap(**{**parts, **layouts})
             found, dense = m.overview(), m.dense()
     finally:

@@ -18,7 +18,7 @@ from regard.compiled import processor
 from regard.compiled.threads import run_callback
 from regard.map import pass_inputs
 from regard.map.attribution_passes import EntryStatistics, Products
-from regard.map.pass_runner import SMALL, PerThread, count_parts, run_batch, run_pass
+from regard.map.pass_runner import PerThread, count_parts, run_batch, run_pass
 from regard.map.passes import ROWS, AppliedWeights, TraversalResult
 from regard.map.picture_bins import PictureBins, cover_keys
 from regard.map.plane import BLOCK_NUMBERS, Denominators, Plane
@@ -27,6 +27,7 @@ from regard.map.weight_sums import MEANS, SMALLEST_VARIANCE, SumRequest, WeightS
 from regard.mechanism.mask_algebra import EVERYTHING
 from regard.mechanism.request import Request
 
+SMALL_BATCH = 2**15  # scores of small matrices up to which one thread is used: those of OpenMP start quickly
 MOST = 64  # largest n of `top`, which keeps a sorted list for each row
 NAMES = ("shift", "total", *ROWS)
 
@@ -125,7 +126,7 @@ def summarize_planes(
     sizes = {"units": units, "share": h // g, "queries": q, "keys": k, "width": width, "statistics": len(NAMES)}
     run_callback(
         small_planes.summarize_planes,
-        min(torch.get_num_threads(), units) if units * q * k > SMALL else 1,
+        min(torch.get_num_threads(), units) if units * q * k > SMALL_BATCH else 1,
         **sizes,
         strides=(ctypes.c_int64 * 12)(*strides),
         pairs=pairs.contiguous(),
