@@ -20,10 +20,11 @@ from regard.observe.call_graph import CallGraph
 from regard.observe.call_store import CallStore, cast_for_autocast, fold_unwritten_slots
 from regard.observe.implicit_history import ImplicitCall
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
+from regard.observe.interception.call_dispatch import explain_error
 from regard.observe.interception.plain_tensors import disable_modes
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.recurrent.token_mixers import is_part_of_attention
-from regard.observe.interception.thread_state import STATE, NextHandler, explain_error
+from regard.observe.interception.thread_state import STATE, NextHandler
 from regard.observe.lazy_attentions import Attentions
 from regard.observe.media import ORIGINAL_SIZES, Media, find_pixels, join_media, read_media, read_original_sizes
 from regard.observe.place_inference import infer_places

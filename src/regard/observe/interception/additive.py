@@ -17,10 +17,11 @@ from regard.mechanism.mask_algebra import EVERYTHING, Mask, Offset
 from regard.mechanism.request import disable_autocast
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter
 from regard.observe.interception.beam_rows import find_parent_rows
+from regard.observe.interception.call_dispatch import dispatch_call
 from regard.observe.interception.patching import AttributePatch
 from regard.observe.interception.plain_tensors import unwrap_tensor
 from regard.observe.interception.provenance import has_separate_sources
-from regard.observe.interception.thread_state import STATE, activate_watchers, dispatch_call, pop_frame, push_frame
+from regard.observe.interception.thread_state import STATE, activate_watchers, pop_frame, push_frame
 
 
 def intercept_additive(func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from regard.observe.interception.patching import AttributePatch
-from regard.observe.interception.provenance import find_tensors
+from regard.observe.interception.tensor_arguments import find_tensors
 from regard.observe.interception.thread_state import STATE
 
 STATES = (("regard.models.recurrent", "RecurrentState"), ("regard.models.transformer", "TransformerState"))

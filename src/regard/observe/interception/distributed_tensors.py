@@ -13,8 +13,7 @@ from torch import Tensor
 
 from regard.errors import ConfigError
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, RankPart
-from regard.observe.interception.plain_tensors import UnreadableError
-from regard.observe.interception.provenance import is_distributed
+from regard.observe.interception.plain_tensors import UnreadableError, is_distributed
 
 HEADS = -3  # the axis of heads of (..., h, t, d); those before it are of the batch
 SPLIT = (

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from regard.mechanism.mask_algebra import Mask
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter
+from regard.observe.interception.call_dispatch import dispatch_call, report_missed
 from regard.observe.interception.flex_mods import infer_flex_rule
 from regard.observe.interception.patching import AttributePatch, PatchSet
 from regard.observe.interception.plain_tensors import unwrap_tensor
 from regard.observe.interception.provenance import has_separate_sources
-from regard.observe.interception.thread_state import STATE, dispatch_call, report_missed
+from regard.observe.interception.thread_state import STATE
 
 COMPILED_FROM = "_torchdynamo_orig_callable"  # the attribute in which torch.compile keeps the original
 MODULE = "torch.nn.attention.flex_attention"

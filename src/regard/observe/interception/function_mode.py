@@ -4,9 +4,9 @@ A torch function mode sees every call of a torch function in its thread, includi
 """
 
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -15,53 +15,41 @@ from torch.nn.utils.parametrize import ParametrizationList
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from regard.observe.interception.attention_call import AttentionCall, CallAdapter
+from regard.observe.interception.call_dispatch import (
+    change_recurrence,
+    dispatch_recurrence,
+    explain_error,
+    report_missed,
+    report_unread_part,
+)
 from regard.observe.interception.function_roles import MULTIPLIES, Role, find_activation_name
 from regard.observe.interception.function_wrappers import classify_function, may_be_held
 from regard.observe.interception.handwritten.detection import HandwrittenTracker
-from regard.observe.interception.handwritten.handwritten_call import UNFOLLOWED, HandwrittenCall
-from regard.observe.interception.handwritten.handwritten_call import read_call as read_handwritten_call
-from regard.observe.interception.handwritten.recurrences.channel_recurrence import read_channel_loop, read_channel_scan
-from regard.observe.interception.handwritten.recurrences.fourier_convolutions import read_convolution
-from regard.observe.interception.handwritten.recurrences.loop_recurrence import can_read_loop, name_kernel, read_loop
+from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
 from regard.observe.interception.handwritten.recurrences.loop_tracker import LoopTracker, may_start_loop
 from regard.observe.interception.handwritten.scores.weight_steps import WeightSteps
-from regard.observe.interception.handwritten.softmax.joined_blocks import read_calls as read_blocked_calls
-from regard.observe.interception.handwritten.softmax.key_blocks import KeyBlock
 from regard.observe.interception.handwritten.softmax.undivided_contexts import UndividedContexts
-from regard.observe.interception.handwritten.unread.unread_memories import writes_to_memory
-from regard.observe.interception.handwritten.unread.unread_recurrences import MEMORY, find_token_axes, find_unread_recurrence
+from regard.observe.interception.handwritten_calls import HandwrittenCalls
+from regard.observe.interception.module_ends import ModuleEnds
 from regard.observe.interception.pixel_positions import PixelPositions
-from regard.observe.interception.plain_tensors import disable_modes
-from regard.observe.interception.provenance import PARAMETRIZES, ModuleFrame, is_readable, list_tensors_by_place
-from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
+from regard.observe.interception.plain_tensors import disable_modes, is_readable
+from regard.observe.interception.provenance import PARAMETRIZES, ModuleFrame
 from regard.observe.interception.repeated_layers import RepeatedLayers
 from regard.observe.interception.skippable import KINDS
 from regard.observe.interception.step_description import LayerStep
 from regard.observe.interception.subtracted_contexts import may_subtract, read_subtraction
-from regard.observe.interception.thread_state import (
-    STATE,
-    InterceptionPause,
-    change_recurrence,
-    dispatch_call,
-    dispatch_ended,
-    dispatch_recurrence,
-    explain_error,
-    list_owners,
-    report_missed,
-    report_unread_part,
-)
+from regard.observe.interception.tensor_arguments import list_tensors_by_place
+from regard.observe.interception.thread_state import STATE, InterceptionPause
 
 MADE, SIZE = (Tensor, tuple, list), torch.Size
 OPAQUE = (
     "its tensors are of type {}, which has no data of its own, so that attention written out by hand is not followed in them"
 )
 FAILED = "scores were followed until an operation could not be: {}"
-UNSEARCHED = "its operations were searched for a recurrence over tokens until one could not be read: {}"
 BY_ITSELF = "this kernel was called directly, not through F.scaled_dot_product_attention"
 
 
-class AttentionFunctionMode(TorchFunctionMode):
+class AttentionFunctionMode(HandwrittenCalls, ModuleEnds, TorchFunctionMode):
     """A torch function mode that dispatches the attention functions of a thread to their wrappers."""
 
     def __init__(self) -> None:
@@ -278,91 +266,12 @@ class AttentionFunctionMode(TorchFunctionMode):
             if has_any:
                 report_missed(f"by hand: {name}", FAILED.format(explain_error(error)))
 
-    def read_loops(self, frame: ModuleFrame) -> None:
-        """Pass the loops of a module that ends to the watchers, before what else was found of the same outputs."""
-        log = self.loops.log
-        for loop in log.take_loops(frame):
-            if not loop.is_reported and not can_read_loop(loop, log.table):
-                continue
-            dispatch_call(name_kernel(loop), lambda: None, partial(read_loop, loop, log.table))
-            if loop.is_recorded:
-                self.tracker.linear.forget_calls([read.made for read in loop.reads])
-            with suppress(Exception):  # the state that it left is then not continued
-                log.end_loop(loop, frame)
-
-    def read_linear(self, frame: ModuleFrame) -> None:
-        """Pass the linear attention of a module that ends to the watchers."""
-        for found in self.tracker.linear.take_calls(frame):
-            dispatch_call(found.kernel, lambda: None, found.read)
-            if found.roots:
-                self.tracker.used.add_call(found.roots, list_owners(), STATE.frames)
-
-    def read_blocks(self, frame: ModuleFrame) -> None:
-        """Pass the calls that blocks of keys amount to, of a module that ends, to the watchers that record."""
-        for component in self.tracker.blocks.take_rows(frame):
-            dispatch_ended(component[0].blocks[0].call.kernel, partial(read_blocked_calls, component))
-
-    def report_unfinished_sums(self, frame: ModuleFrame) -> None:
-        """Report weights of a module that ends that were multiplied with the values of some keys, one by one."""
-        for trace in self.tracker.key_sums.take_unfinished(frame):
-            report_missed(f"by hand: {trace.function}, mul and add", UNFOLLOWED)
-
     def change_linear(self, result: Tensor) -> Tensor:
         """Return the output of linear attention that a function has just completed as interventions change it."""
         if not any(watcher.can_change_calls for watcher in STATE.watchers):
             return result
         with InterceptionPause():
             return self.tracker.linear.change_output(result, change_recurrence)
-
-    def report_recurrence(self, frame: ModuleFrame) -> None:
-        """Report a recurrence over tokens that ran in a module that ends, and that was not read. A failure is reported too."""
-        try:
-            reads = self.list_channel_reads(frame)
-            axes = find_token_axes(frame)
-            watchers = [one for one in STATE.watchers if one.may_miss(frame.module)] if axes else []
-            is_searched = bool(watchers) or (bool(axes and reads) and frame.module in self.loops.channels.modules)
-            reason, length = find_unread_recurrence(frame, axes) if is_searched else "", 0
-            for tokens in axes if not reason else []:
-                watchers = [one for one in STATE.watchers if one.may_miss(frame.module, tokens.size)]
-                if watchers and not is_searched:  # beside maps with a softmax
-                    reason, length = find_unread_recurrence(frame, [tokens]), tokens.size
-                if watchers and not reason and writes_to_memory(frame, frame.list_operations(), tokens):
-                    reason, length = MEMORY, tokens.size
-                if reason:
-                    break
-            for one in self.loops.convolutions.take(frame):
-                dispatch_call("by hand: convolution", lambda: None, partial(read_convolution, one))
-            are_read = [self.read_channels(one) for one in reads] if reason else []
-            if any(are_read):
-                self.loops.channels.modules.add(frame.module)
-                return
-            STATE.effects += bool(reason)
-            for watcher in watchers if reason else []:
-                watcher.handle_token_mixer(frame.module, reason, length)
-        except Exception as error:
-            report_missed("by hand: loop or scan", UNSEARCHED.format(explain_error(error)))
-
-    def list_channel_reads(self, frame: ModuleFrame) -> list[Callable[[], tuple[RecurrenceCall, CallAdapter]]]:
-        """Return how the loops and the scans over vectors of a module that ends are read."""
-        loops, scans = self.loops.take_channel_loops(frame)
-        return [*(partial(read_channel_loop, one) for one in loops), *(partial(read_channel_scan, one) for one in scans)]
-
-    def read_channels(self, read: Callable[[], tuple[RecurrenceCall, CallAdapter]]) -> bool:
-        """Pass a loop or a scan over vectors to the watchers; return whether it can be read."""
-        try:
-            with disable_modes():
-                found = read()
-        except Exception:  # the module is then reported as one that is not read
-            return False
-        dispatch_call(found[0].kernel, lambda: None, lambda: found)
-        return True
-
-    def report_undivided(self) -> None:
-        """Report each call whose context was not divided by the sums of its weights, as its map is."""
-        for call, (note, owners) in self.undivided.notes.items():
-            for watcher, name in owners:
-                watcher.handle_division(call, note, name)
-        self.undivided.clear()
 
     def report_failure(self, name: str, error: Exception) -> None:
         """Report that nothing is followed any further in this forward."""
@@ -376,67 +285,6 @@ class AttentionFunctionMode(TorchFunctionMode):
             report_missed(f"by hand: softmax and {name}", OPAQUE.format(type(result).__name__))
         elif role is Role.SOFTMAX or (uses_weights and role not in (Role.ADD, Role.PRODUCT)):
             self.opaque_weights[result] = None
-
-    def intercept_handwritten(self, call: HandwrittenCall, result: Tensor) -> Tensor:
-        """Intercept attention that is written out by hand, whose last product has just been computed."""
-        if call.may_be_block:
-            return self.intercept_block(call, result)
-        kernel, undivided = f"by hand: {call.steps}", []
-        postponed: list[AttentionCall | RecurrenceCall] = []
-
-        def read_call() -> tuple[AttentionCall | RecurrenceCall, CallAdapter]:
-            found, adapter = read_handwritten_call(call, self.tracker.table, result)
-            layer = STATE.frames[-1].layer
-            if adapter.block is not None:
-                adapter.postpone = partial(self.postpone_block, adapter.block)
-                postponed.append(found)
-                return found, adapter
-            if layer is not None:
-                layer.add_call(STATE.frames[-1], call.trace, found, adapter, result, (self.tracker, self.tracker.used))
-            if isinstance(found, AttentionCall) and adapter.divisor is not None:
-                undivided.append((found, adapter.divisor))
-            elif isinstance(found, RecurrenceCall) and adapter.places is not None:
-                adapter.postpone = partial(self.postpone_call, adapter.places, call.trace.roots)
-                postponed.append(found)
-            return found, adapter
-
-        context: Tensor = dispatch_call(kernel, lambda: result, read_call)
-        owners = list_owners()
-        for found, divisor in undivided:
-            self.undivided.add(context, found, divisor, owners)
-        if call.trace.extent:
-            self.tracker.merged_blocks.calls.append((call.trace.roots, owners))
-            if not call.trace.pairs:
-                self.tracker.add_summary(context, owners, call.product, call.place)
-        if not postponed:
-            self.tracker.used.add_call(call.trace.roots, owners, STATE.frames)
-        self.weight_steps.forget(call.tensor)
-        return context
-
-    def intercept_block(self, call: HandwrittenCall, result: Tensor) -> Tensor:
-        """Intercept exponentials that are multiplied with values entry by entry, if they are of one key of a loop."""
-        with disable_modes(), suppress(Exception):  # of products that are no such block, and may be summed later
-            found, adapter = read_handwritten_call(call, self.tracker.table, result)
-            if adapter.block is not None:
-                adapter.postpone = partial(self.postpone_block, adapter.block)
-                dispatch_call(f"by hand: {call.steps}", lambda: result, lambda: (found, adapter))
-        return result
-
-    def postpone_block(self, block: KeyBlock, call: AttentionCall, result: Tensor) -> None:
-        """Keep a block of keys until its module ends. A failure must not stop the model: the block is then missed."""
-        try:
-            with disable_modes():
-                self.tracker.blocks.add(STATE.frames[-1], block, result)
-        except Exception as error:
-            report_missed(call.kernel, explain_error(error))
-
-    def postpone_call(self, places: Tensor, roots: int, call: RecurrenceCall, result: Tensor) -> None:
-        """Keep a call of activated scores, whose result may be divided, until its module ends. A failure is reported."""
-        try:
-            with disable_modes():
-                self.tracker.linear.add_activated_call(STATE.frames, call, places, result, roots)
-        except Exception as error:  # must not stop the model
-            report_missed(call.kernel, explain_error(error))
 
 
 def log_child(frame: ModuleFrame, child: nn.Module, args: Any, kwargs: Any, output: Any) -> None:

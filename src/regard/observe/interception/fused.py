@@ -9,10 +9,11 @@ from regard.mechanism.mask_algebra import EVERYTHING
 from regard.mechanism.request import make_request
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter
 from regard.observe.interception.beam_rows import find_parent_rows
+from regard.observe.interception.call_dispatch import dispatch_call
 from regard.observe.interception.forward_cache import infer_once
 from regard.observe.interception.plain_tensors import unwrap_tensor
 from regard.observe.interception.provenance import has_separate_sources
-from regard.observe.interception.thread_state import STATE, dispatch_call
+from regard.observe.interception.thread_state import STATE
 
 
 def intercept_attention(func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:

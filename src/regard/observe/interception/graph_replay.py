@@ -18,6 +18,7 @@ from torch._ops import HigherOrderOperator
 from torch.utils._pytree import tree_leaves
 
 from regard.observe.interception import flex
+from regard.observe.interception.call_dispatch import explain_error, report_missed
 from regard.observe.interception.graph_inputs import WriteGuard, copy_inputs, list_held
 from regard.observe.interception.graph_nodes import (
     find_written_inputs,
@@ -28,7 +29,7 @@ from regard.observe.interception.graph_nodes import (
 )
 from regard.observe.interception.module_calls import FAST, call_in_frame, report_divisors, wrap_call
 from regard.observe.interception.provenance import ModuleFrame
-from regard.observe.interception.thread_state import STATE, Watcher, explain_error, pop_mode, report_missed
+from regard.observe.interception.thread_state import STATE, Watcher, pop_mode
 
 KERNEL = "torch.compile"
 BREAK = "the graph breaks here, so that attention between its parts would not be observed"

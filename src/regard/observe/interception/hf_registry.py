@@ -15,13 +15,14 @@ from torch import Tensor
 from regard.mechanism.mask_algebra import EVERYTHING, Mask
 from regard.mechanism.masks import Causal, Documents, Given, Window
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter
+from regard.observe.interception.call_dispatch import dispatch_call
 from regard.observe.interception.distributed_tensors import distribute_like, make_part_adapter, take_local_heads
 from regard.observe.interception.flex import infer_block_mask
 from regard.observe.interception.forward_cache import infer_mask_rule, infer_once
 from regard.observe.interception.patching import AttributePatch
-from regard.observe.interception.plain_tensors import UnreadableError, unwrap_tensor
-from regard.observe.interception.provenance import has_separate_sources, is_distributed
-from regard.observe.interception.thread_state import STATE, dispatch_call
+from regard.observe.interception.plain_tensors import UnreadableError, is_distributed, unwrap_tensor
+from regard.observe.interception.provenance import has_separate_sources
+from regard.observe.interception.thread_state import STATE
 from regard.observe.mask_inference import InferredRule, infer_rule_with_bias
 
 MODULE = "transformers.modeling_utils"

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter
+from regard.observe.interception.call_dispatch import dispatch_call
 from regard.observe.interception.forward_cache import have_same_bits
 from regard.observe.interception.handwritten.products.score_form import ScoreForm
 from regard.observe.interception.handwritten.products.traces import Trace
 from regard.observe.interception.handwritten.scores.row_comparison import RowLayout, build_row_layout, compare_rows, sample_rows
 from regard.observe.interception.provenance import ModuleFrame
 from regard.observe.interception.step_description import StepDescription
-from regard.observe.interception.thread_state import dispatch_call
 
 MOST_FORMS = 4  # of layers of the same class and shapes
 

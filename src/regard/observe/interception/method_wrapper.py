@@ -6,7 +6,8 @@ from functools import partial, wraps
 from inspect import signature
 from typing import Any
 
-from regard.observe.interception.thread_state import STATE, InterceptionPause, dispatch_call
+from regard.observe.interception.call_dispatch import dispatch_call
+from regard.observe.interception.thread_state import STATE, InterceptionPause
 
 
 def wrap_method(

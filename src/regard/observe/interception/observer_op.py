@@ -16,9 +16,10 @@ from torch._library.effects import EffectType
 
 from regard.observe.interception import hf_registry, sdpa
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter
+from regard.observe.interception.call_dispatch import call_next, explain_error, report_missed
 from regard.observe.interception.plain_tensors import disable_modes
 from regard.observe.interception.provenance import ModuleFrame
-from regard.observe.interception.thread_state import STATE, call_next, explain_error, report_missed
+from regard.observe.interception.thread_state import STATE
 
 IMPLEMENTATION = "regard"  # the name in transformers' registry
 ARGUMENTS = (

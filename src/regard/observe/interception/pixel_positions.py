@@ -31,8 +31,9 @@ from regard.observe.interception.position_lattice import (
     scale_positions,
     stride_positions,
 )
-from regard.observe.interception.provenance import FRESH, PLAIN, find_tensors, is_in_place, list_entries
+from regard.observe.interception.provenance import FRESH, is_in_place
 from regard.observe.interception.strided_views import Layout, view_by_strides
+from regard.observe.interception.tensor_arguments import PLAIN, find_tensors, list_entries
 
 LAYOUTS = 256  # of views, cached in a forward
 MAX_PIXELS = 2**20  # of all images of a forward: the positions of more are not followed, which take 16 bytes each

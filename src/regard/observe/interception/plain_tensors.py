@@ -1,4 +1,4 @@
-"""Plain tensors of tensor subclasses, and a context without torch modes and transforms."""
+"""Plain tensors of tensor subclasses, which of these have numbers, and a context without torch modes and transforms."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.mechanism.arguments import add_article
-from regard.observe.interception.provenance import has_own_data
+from regard.observe.interception.tensor_arguments import PLAIN
 
 
 class UnreadableError(Exception):
@@ -50,3 +50,18 @@ def disable_all_modes() -> Iterator[None]:
             stack.enter_context(_disable_current_modes())
         stack.enter_context(torch._C.DisableTorchFunction())
         yield
+
+
+def has_own_data(x: Tensor) -> bool:
+    """Return whether a tensor has numbers of its own, not those that a subclass's `__torch_dispatch__` provides."""
+    return type(x) in PLAIN or type(x).__torch_dispatch__ is Tensor.__torch_dispatch__
+
+
+def is_distributed(x: Any) -> bool:
+    """Return whether a value is a DTensor, whose class is not imported here."""
+    return type(x).__name__ == "DTensor"
+
+
+def is_readable(x: Tensor) -> bool:
+    """Return whether a tensor has numbers on this rank: all of its own, or those of its part if it is a DTensor."""
+    return has_own_data(x) or is_distributed(x)

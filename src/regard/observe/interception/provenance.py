@@ -6,48 +6,35 @@ from functools import cache
 from itertools import count
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from regard.observe.interception.function_roles import Role, infer_role
 from regard.observe.interception.lookups import (
-    AXIS_PLACES,
-    COPIES_ENTRIES,
-    CUTS_OR_ROLLS,
     IS_TENSOR,
-    REARRANGES,
     SHAPED,
     Copy,
     Layout,
     Lookup,
     Shapes,
-    find_axis,
-    find_copy,
-    find_layout,
-    find_lookup,
     find_shapes,
-    moves_last_axis,
     put_table_first,
 )
+from regard.observe.interception.module_weights import is_part_of_parameter, is_stack_of_matrices, is_weight
+from regard.observe.interception.operation_details import GATHERS, NO_DETAILS, has_details, read_details
+from regard.observe.interception.plain_tensors import is_readable
+from regard.observe.interception.tensor_arguments import PLAIN, find_tensors, list_entries
 
 JOINS = {"cat", "concat", "concatenate", "stack", "hstack", "vstack", "copy_", "index_copy_"}  # of all arguments
 PROJECTS = {"linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "baddbmm", "einsum", "conv1d", "conv2d"}
 NESTED = JOINS | {"einsum", "linalg_multi_dot"}  # whose tensors may be in lists
-SUMS = {"sum", "logsumexp", "special_logsumexp"}  # whose axis is logged
 FRESH = {  # results with the shape of a tensor, but not its numbers
     *("zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "randint_like"),
     *("new_zeros", "new_ones", "new_empty", "new_full", "new_tensor"),
 }
-GATHERS = {"__getitem__", "index_select", "gather", "take_along_dim", "embedding"}  # entries of a tensor, by an index
 LIKE_ANOTHER = {"reshape_as", "view_as", "expand_as", "type_as", "to"}  # take a shape or a dtype from a second tensor
 MOST_CONTEXTS = 4  # of calls of a module that are kept: two softmaxes, each on both halves of the values
 PARAMETRIZES = "parametrize"  # the name of the call of a module that computes a weight, as that of a normalized one
 CONSTANT, WEIGHT, LEARNED, TOKEN = range(4)  # what a tensor holds; LEARNED: tokens computed from weights alone
-PLACES = ("condition", "tensors", "input", "other", "tensor1", "tensor2")  # the first arguments of functions, in order
-ALIASES = {"axis": "dim", "keepdims": "keepdim"}  # of arguments, as NumPy names them
-PLAIN = frozenset((Tensor, nn.Parameter))  # classes of most tensors, which need no inspection
-SINGLE = PLAIN | {int, float, bool, slice, type(None), str, torch.dtype, torch.device}  # classes of arguments without entries
-COLLECTIONS = (list, tuple, dict)
 SERIAL = count()
 NOTHING: frozenset[int] = frozenset()
 TensorOrRef = Tensor | weakref.ref[Tensor]  # a reference to one that may have been freed
@@ -82,10 +69,6 @@ class Operation(NamedTuple):
     layout: Layout | None = None  # of a function that rearranges axes
     copy: Copy | None = None  # of a function that may copy entries to another order in memory
     shapes: Shapes | None = None  # of a product, a slice or a module
-
-
-OperationDetails = tuple[Lookup | None, Any, tuple[int, tuple[int, ...]] | None, Layout | None, Copy | None]
-NO_DETAILS: OperationDetails = (None,) * 5
 
 
 class ModuleFrame:
@@ -302,66 +285,6 @@ class ModuleFrame:
 
 
 @cache
-def has_details(name: str) -> bool:
-    """Return whether more than its tensors may be logged of the function of this name."""
-    return name == "unfold" or name in SUMS | CUTS_OR_ROLLS | GATHERS | AXIS_PLACES.keys() | REARRANGES | COPIES_ENTRIES
-
-
-def read_details(name: str, args: Any, kwargs: Any, result: Any) -> OperationDetails:
-    """Return what is logged of a function of this name besides its tensors: its lookup, `dim`, axis, layout and copy."""
-    lookup, dim = None, None
-    if name in SUMS:
-        dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
-    elif name == "unfold" and has_more_axes(args, result):  # not that of images
-        dim = kwargs.get("dimension", args[1] if len(args) > 1 else None)
-        dim = dim if dim is None or dim < 0 else dim - args[0].dim()
-    elif name in CUTS_OR_ROLLS and moves_last_axis(name, args, kwargs):
-        dim = -1
-    if name in GATHERS:
-        lookup = find_lookup(name, put_table_first(args) if name == "embedding" else args, kwargs)
-    along = None
-    if name in AXIS_PLACES and args and type(args[0]) in PLAIN:
-        along = find_axis(name, args[0], args, kwargs)
-    layout = find_layout(args, kwargs, result) if name in REARRANGES else None
-    copy = find_copy(args, result) if name in COPIES_ENTRIES else None
-    return lookup, dim, along, layout, copy
-
-
-def list_objects(args: Any, kwargs: Any) -> Any:
-    """Return the arguments if all are of classes without entries, which is quick to see, else the tensors among them."""
-    return args if not kwargs and SINGLE.issuperset(map(type, args)) else find_tensors(args, kwargs)
-
-
-def find_tensors(args: Any, kwargs: Any) -> list[Tensor]:
-    """Return the tensors among arguments, including those in lists and dictionaries of positional arguments."""
-    tensors: list[Tensor] = [*filter(IS_TENSOR, args)]
-    if len(tensors) < len(args) and not SINGLE.issuperset(map(type, args)):
-        for x in args:
-            if isinstance(x, COLLECTIONS):
-                tensors += filter(IS_TENSOR, list_entries(x))
-    if kwargs:
-        tensors += filter(IS_TENSOR, kwargs.values())
-    return tensors
-
-
-def list_tensors_by_place(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Return the arguments of a function of this name as it is usually called: tensors by place, operands in no list, `dim`."""
-    if name == "einsum" and len(args) == 2 and isinstance(args[1], list | tuple):
-        return (args[0], *args[1]), kwargs
-    if not ALIASES.keys().isdisjoint(kwargs):
-        kwargs = {ALIASES.get(key, key): value for key, value in kwargs.items()}
-    places = [key for key in PLACES if key in kwargs] if kwargs else []
-    if not places:
-        return args, kwargs
-    return (*args, *(kwargs[key] for key in places)), {key: value for key, value in kwargs.items() if key not in PLACES}
-
-
-def has_more_axes(args: Any, result: Any) -> bool:
-    """Return whether a result has more axes than the first of a function's arguments."""
-    return bool(args) and all(isinstance(x, Tensor) for x in (args[0], result)) and result.dim() > args[0].dim()
-
-
-@cache
 def keeps_contents(name: str) -> bool:
     """Return whether the function of this name makes of one tensor another one that holds the same: no product, no look-up."""
     return name not in FRESH | GATHERS | {PARAMETRIZES} and infer_role(name) not in (Role.PRODUCT, Role.CONVOLUTION)
@@ -371,51 +294,6 @@ def keeps_contents(name: str) -> bool:
 def is_in_place(name: str) -> bool:
     """Return whether the function of this name writes into its first argument."""
     return name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or name.startswith(("__iadd", "__imul"))
-
-
-def is_stack_of_matrices(x: "weakref.ref[Tensor]") -> bool:
-    """Return whether a tensor is a parameter of many matrices, such as experts: an entry of it is a weight."""
-    table = x()
-    return isinstance(table, nn.Parameter) and table.dim() > 2
-
-
-def is_part_of_parameter(x: Tensor | None) -> bool:
-    """Return whether a tensor is a parameter or a view of one, as the weights of an expert that a module is called with."""
-    return isinstance(x, nn.Parameter) or (x is not None and isinstance(x._base, nn.Parameter))
-
-
-def is_weight(module: nn.Module, x: Tensor | None) -> bool:
-    """Return whether a tensor is a buffer of a module or of one of its children, or a parameter, as in torch.func too.
-
-    torch.func.functional_call puts plain tensors in the place of parameters.
-    """
-    return x is not None and any(x is one for one in list_weights(module))
-
-
-def list_weights(module: nn.Module) -> list[Tensor | None]:
-    """Return the buffers and parameters of a module and of its children."""
-    holders = [one for one in (module, *module._modules.values()) if one is not None]
-    return [one for holder in holders for own in (holder._buffers, holder._parameters) for one in own.values()]
-
-
-def list_entries(x: Any) -> Any:
-    """Return the entries of a list, tuple or dictionary; none for anything else."""
-    return () if not isinstance(x, COLLECTIONS) else x.values() if isinstance(x, dict) else x
-
-
-def has_own_data(x: Tensor) -> bool:
-    """Return whether a tensor has numbers of its own, not those that a subclass's `__torch_dispatch__` provides."""
-    return type(x) in PLAIN or type(x).__torch_dispatch__ is Tensor.__torch_dispatch__
-
-
-def is_distributed(x: Any) -> bool:
-    """Return whether a value is a DTensor, whose class is not imported here."""
-    return type(x).__name__ == "DTensor"
-
-
-def is_readable(x: Tensor) -> bool:
-    """Return whether a tensor has numbers on this rank: all of its own, or those of its part if it is a DTensor."""
-    return has_own_data(x) or is_distributed(x)
 
 
 def has_separate_sources(frames: list[ModuleFrame], query: TensorOrRef, key: TensorOrRef) -> bool | None:

@@ -19,9 +19,11 @@ from regard.observe.interception.head_counts import list_head_counts
 from regard.observe.interception.kept_forms import KEPT_FORMS
 from regard.observe.interception.layer_forms import MOST_FORMS, LayerForm
 from regard.observe.interception.layer_steps import MOST_ENTRIES, LayerSteps, runs_transformed
+from regard.observe.interception.module_weights import is_part_of_parameter
 from regard.observe.interception.plain_tensors import disable_modes
-from regard.observe.interception.provenance import PLAIN, ModuleFrame, has_separate_sources, is_part_of_parameter
+from regard.observe.interception.provenance import ModuleFrame, has_separate_sources
 from regard.observe.interception.skippable import describe_values
+from regard.observe.interception.tensor_arguments import PLAIN
 from regard.observe.interception.thread_state import STATE, list_owners
 
 

@@ -12,13 +12,14 @@ from regard.mechanism.mask_algebra import EVERYTHING, Mask, Offset
 from regard.mechanism.masks import Causal
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter
 from regard.observe.interception.cached_keys import follows_cached_keys
+from regard.observe.interception.call_dispatch import dispatch_call
 from regard.observe.interception.distributed_tensors import make_part_adapter, take_local_heads
 from regard.observe.interception.folded_heads import FoldedHeads, find_folded_heads
 from regard.observe.interception.forward_cache import infer_mask_rule
 from regard.observe.interception.head_counts import find_head_counts
-from regard.observe.interception.plain_tensors import unwrap_tensor
-from regard.observe.interception.provenance import has_separate_sources, is_distributed
-from regard.observe.interception.thread_state import STATE, dispatch_call
+from regard.observe.interception.plain_tensors import is_distributed, unwrap_tensor
+from regard.observe.interception.provenance import has_separate_sources
+from regard.observe.interception.thread_state import STATE
 
 SDPA = F.scaled_dot_product_attention
 

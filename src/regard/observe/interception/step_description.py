@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.observe.interception.lookups import IS_TENSOR
-from regard.observe.interception.provenance import PLAIN, is_part_of_parameter, list_weights
+from regard.observe.interception.module_weights import is_part_of_parameter, list_weights
+from regard.observe.interception.tensor_arguments import PLAIN
 
 LayerStep = tuple[Any, Any, Any, Any]  # a function or a child module that ran, its args, its kwargs, its result
 NAMES = (str, type(None), type(Ellipsis), torch.dtype, torch.device, torch.memory_format, torch.layout)

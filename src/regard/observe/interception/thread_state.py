@@ -1,4 +1,4 @@
-"""The state of this thread: running modules, their watchers, and the dispatch of an attention call to them.
+"""The state of this thread: running modules, and their watchers.
 
 The state is per thread, so that recordings of two threads do not mix. Of a thread's watchers only those entered in the running
 context are active, so that recordings of two asyncio tasks do not mix. Nothing is recorded in a backward pass: what activation
@@ -9,8 +9,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
-from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -23,7 +21,6 @@ from torch._C import _push_on_torch_function_stack as push
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
-from regard.observe.interception.plain_tensors import UnreadableError, disable_modes
 from regard.observe.interception.provenance import ModuleFrame
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 
@@ -263,115 +260,6 @@ class InterceptionPause:
         STATE.pause_depth -= 1
 
 
-def dispatch_call(
-    kernel: str, run: Callable[[], Any], read_call: Callable[[], tuple[AttentionCall | RecurrenceCall, CallAdapter]]
-) -> Any:
-    """Dispatch a call of a kernel to its watchers and return what the caller gets.
-
-    If the arguments cannot be read, the kernel runs as it was called and is reported as missed.
-    """
-    if not STATE.is_active or not is_inside_watched(kernel):
-        return run()
-    STATE.effects += 1
-    if STATE.frames:
-        STATE.frames[-1].follow_deferred_steps()
-    try:
-        with disable_modes():
-            call, adapter = read_call()
-    except Exception as error:  # an unreadable call must not stop the model
-        result = run()
-        report_missed(kernel, explain_error(error))
-        return result
-    with InterceptionPause():
-        if isinstance(call, AttentionCall):
-            result = (
-                call_next(STATE.watchers.copy(), call, adapter) if adapter.postpone is None else change_block(call, adapter)
-            )
-            if STATE.mode is not None and STATE.mode.positions.stored:
-                STATE.mode.follow_positions(STATE.mode.positions.follow_call, call, adapter, result)
-            is_kept = adapter.context is not None and adapter.postpone is None
-            if STATE.frames and is_kept and not all(one.can_change_calls for one in STATE.watchers):
-                STATE.frames[-1].add_context(call, adapter.context, result)
-            return result
-        call, adapter = change_recurrence(call, adapter)
-        result = adapter.run()
-        if adapter.postpone is None:
-            dispatch_recurrence(call)
-        else:
-            adapter.postpone(call, result)
-        return result
-
-
-def change_block(call: AttentionCall, adapter: CallAdapter) -> Any:
-    """Return what the caller of a block of keys gets, with the changes of interventions; its recording is postponed."""
-    watchers = [one for one in STATE.watchers if one.can_change_calls]
-    if adapter.unchanged:
-        report_missed(call.kernel, adapter.unchanged, watchers)
-        result = adapter.run()
-    else:
-        result = call_next(watchers, call, adapter)
-    assert adapter.postpone is not None
-    adapter.postpone(call, result)
-    return result
-
-
-def dispatch_ended(kernel: str, read_calls: Callable[[], list[AttentionCall]]) -> None:
-    """Pass calls that have run in a module that ends to the watchers that record; report them if they cannot be read."""
-    if not STATE.is_active:
-        return
-    watchers = [one for one in STATE.watchers if not one.can_change_calls]
-    with InterceptionPause():
-        try:
-            with disable_modes(), torch.no_grad():
-                calls = read_calls()
-        except Exception as error:  # an unreadable call must not stop the model
-            report_missed(kernel, explain_error(error), watchers)
-            return
-        for call in calls:
-            call_next(watchers.copy(), call, CallAdapter(lambda: None))
-
-
-def change_recurrence(call: RecurrenceCall, adapter: CallAdapter) -> tuple[RecurrenceCall, CallAdapter]:
-    """Return a call without a softmax, and how it runs, with the changes of every intervention, the last first."""
-    for watcher in reversed(STATE.watchers):
-        name = find_name(watcher) if watcher.can_change_calls else None
-        if name is not None:
-            call, adapter = watcher.change_recurrence(call, adapter, name)
-    read, write = adapter.context, adapter.result
-    if not adapter.context_changes or read is None or write is None:
-        return call, adapter
-    result = adapter.run()
-    context = read(result)
-    for change in reversed(adapter.context_changes):
-        context = change(context)
-    return call, replace(adapter, run=lambda: write(context, result), context_changes=())
-
-
-def dispatch_recurrence(call: RecurrenceCall, watchers: list[Watcher] | None = None) -> None:
-    """Pass a call without a softmax to every watcher of a running module, or to those of some watchers, the last first."""
-    for watcher, name in reversed(list_owners(watchers)):
-        watcher.handle_recurrence(call, name)
-
-
-def call_next(watchers: list[Watcher], call: AttentionCall, adapter: CallAdapter) -> Any:
-    """Pass a call to the watchers of the module that made it, the last first, and return what the caller gets.
-
-    Each watcher calls the next one; after the last of them the call runs as the adapter defines.
-    """
-    while watchers:
-        watcher = watchers.pop()
-        name = find_name(watcher, call.module)
-        if name is not None:
-            return watcher.handle_call(call, adapter, name, partial(call_next, watchers))
-    return adapter.run()
-
-
-def explain_error(error: Exception) -> str:
-    """Return the reason why a call could not be read."""
-    said = str(error) if isinstance(error, UnreadableError) else f"{type(error).__name__}: {error}".split("\n")[0]
-    return said if isinstance(error, UnreadableError) else f"its arguments could not be read ({said})"
-
-
 def find_name(watcher: Watcher, module: nn.Module | None = None) -> str | None:
     """Return the watcher's name for a module, or for the innermost running one that it watches; None if there is none."""
     name = watcher.names.get(id(module))
@@ -411,20 +299,6 @@ def find_direct_call(innermost: nn.Module | None = None) -> tuple[Watcher, nn.Mo
                 if id(module) in watcher.names:
                     return watcher, module, frame.f_code.co_name
     return None
-
-
-def report_missed(kernel: str, reason: str, watchers: Iterable[Watcher] | None = None, module: nn.Module | None = None) -> None:
-    """Report a call that could not be read to every watcher of a module or a running one, or to those of some watchers."""
-    STATE.effects += 1
-    for watcher, name in list_owners(watchers, module):
-        watcher.report_missed(MissedCall(kernel, name, reason))
-
-
-def report_unread_part(reason: str, watchers: list[Watcher]) -> None:
-    """Report to watchers of a running module what its calls do not hold."""
-    STATE.effects += 1
-    for watcher, name in list_owners(watchers):
-        watcher.handle_unread_part(reason, name)
 
 
 def choose_by_numbers(choice: bool) -> bool:

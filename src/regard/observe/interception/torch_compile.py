@@ -17,20 +17,12 @@ from torch import nn
 
 from regard.observe.interception import flex
 from regard.observe.interception.attention_call import MissedCall
+from regard.observe.interception.call_dispatch import explain_error, report_missed
 from regard.observe.interception.compiled_graph import wrap_compiler
 from regard.observe.interception.observer_op import IMPLEMENTATION, CompiledCall
 from regard.observe.interception.patching import AttributePatch, wait_for_import
 from regard.observe.interception.recurrent.recurrences import is_recurrent_name
-from regard.observe.interception.thread_state import (
-    STATE,
-    InterceptionPause,
-    Watcher,
-    explain_error,
-    find_name,
-    pop_frame,
-    push_frame,
-    report_missed,
-)
+from regard.observe.interception.thread_state import STATE, InterceptionPause, Watcher, find_name, pop_frame, push_frame
 
 PACKAGE, MODULE = "torch._dynamo", "torch._dynamo.eval_frame"
 SWITCH = "_maybe_set_eval_frame"  # called when a compiled function starts and when it ends

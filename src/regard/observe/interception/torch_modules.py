@@ -14,12 +14,13 @@ from torch import Tensor
 from regard.mechanism.heads import split
 from regard.mechanism.mask_algebra import EVERYTHING, Mask
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter
+from regard.observe.interception.call_dispatch import dispatch_call
 from regard.observe.interception.forward_cache import infer_once
 from regard.observe.interception.patching import AttributePatch, PatchSet
 from regard.observe.interception.plain_tensors import disable_modes, unwrap_tensor
 from regard.observe.interception.provenance import has_separate_sources
 from regard.observe.interception.sdpa import SDPA, intercept_sdpa
-from regard.observe.interception.thread_state import STATE, dispatch_call
+from regard.observe.interception.thread_state import STATE
 from regard.observe.mask_inference import InferredRule, infer_rule
 
 FORWARD = F.multi_head_attention_forward

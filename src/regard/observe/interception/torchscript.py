@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from regard.observe.interception.call_dispatch import report_missed
 from regard.observe.interception.function_roles import Role, infer_role
 from regard.observe.interception.patching import AttributePatch
-from regard.observe.interception.provenance import find_tensors
-from regard.observe.interception.thread_state import STATE, report_missed
+from regard.observe.interception.tensor_arguments import find_tensors
+from regard.observe.interception.thread_state import STATE
 
 FUNCTION = torch.jit.ScriptFunction
 STEP = re.compile(r"aten::(\w+)")

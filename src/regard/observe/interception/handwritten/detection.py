@@ -48,7 +48,8 @@ from regard.observe.interception.handwritten.softmax.edge_call import read_index
 from regard.observe.interception.handwritten.softmax.edge_softmax import EDGE_SUMS
 from regard.observe.interception.handwritten.softmax.pair_loops import GATES, find_gate, joins_scores_of_pairs, may_join_scores
 from regard.observe.interception.handwritten.weight_tracker import activate
-from regard.observe.interception.provenance import JOINS, LIKE_ANOTHER, ModuleFrame, find_tensors, list_entries, list_objects
+from regard.observe.interception.provenance import JOINS, LIKE_ANOTHER, ModuleFrame
+from regard.observe.interception.tensor_arguments import find_tensors, list_entries, list_objects
 
 STARTS = (Role.SOFTMAX, Role.LOG_SOFTMAX, Role.PRODUCT, Role.DISTANCE, Role.SUM, Role.ONE_HOT)
 COMPLEX = "its weights are made complex numbers before they are multiplied with the values, which is not followed"

@@ -18,19 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, build_plain_call
+from regard.observe.interception.call_dispatch import change_recurrence, dispatch_recurrence, explain_error, report_missed
 from regard.observe.interception.patching import AttributePatch, wait_for_import
 from regard.observe.interception.plain_tensors import disable_modes
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.recurrent.recurrence_readers import FUNCTIONS, FUSED, METHODS, RecurrenceReader
-from regard.observe.interception.thread_state import (
-    STATE,
-    InterceptionPause,
-    change_recurrence,
-    dispatch_recurrence,
-    explain_error,
-    is_inside_watched,
-    report_missed,
-)
+from regard.observe.interception.thread_state import STATE, InterceptionPause, is_inside_watched
 
 MODELLING = re.compile(r"transformers\.models\.\w+\.modeling_\w+")
 FUSED_REASON = "a fused kernel ran from the projections to the output, which no map is read from: record it in evaluation"

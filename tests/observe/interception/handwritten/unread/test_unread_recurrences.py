@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import regard
 from observe.interception.handwritten.handwritten_attention import compile_script
 from observe.recording_checks import assert_equal, record_and_compare
-from regard.observe.interception import function_mode
+from regard.observe.interception import module_ends
 from regard.observe.interception.handwritten.unread.unread_recurrences import CONSTANT_LOOP, CONSTANT_ROUNDS, LOOP, ROUNDS, SCAN
 
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -678,7 +678,7 @@ def test_a_loop_with_tokens_first_is_read():
 
 def test_no_recurrence_is_searched_for_an_intervention(monkeypatch):
     searched: list[object] = []
-    monkeypatch.setattr(function_mode, "find_unread_recurrence", lambda frame, _: searched.append(frame) or "")
+    monkeypatch.setattr(module_ends, "find_unread_recurrence", lambda frame, _: searched.append(frame) or "")
     model, x = nn.Sequential(Loops("gate"), nn.TransformerEncoderLayer(D, 1, 4, batch_first=True)), torch.randn(B, T, C)
     with regard.intervene(model, regard.KnockOut(layer=0, head=0)):
         model(x)
@@ -692,6 +692,6 @@ def test_a_search_that_fails_is_reported(monkeypatch):
     def fail(*_):
         raise RuntimeError("no such operation")
 
-    monkeypatch.setattr(function_mode, "find_unread_recurrence", fail)
+    monkeypatch.setattr(module_ends, "find_unread_recurrence", fail)
     recording, _ = record_and_compare(nn.Sequential(Loops("gate")), lambda model: model(torch.randn(B, T, C)), missing=True)
     assert "no such operation" in recording.missed[0].reason

@@ -18,7 +18,8 @@ from regard.observe.interception.handwritten.ancestors.ancestor_search import (
 )
 from regard.observe.interception.handwritten.products.score_form import COPIES
 from regard.observe.interception.lookups import MASKS
-from regard.observe.interception.provenance import GATHERS, JOINS, LEARNED, TOKEN, ModuleFrame, Operation, TensorOrRef
+from regard.observe.interception.operation_details import GATHERS
+from regard.observe.interception.provenance import JOINS, LEARNED, TOKEN, ModuleFrame, Operation, TensorOrRef
 
 Pair = tuple[TensorOrRef, TensorOrRef]
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.observe.interception.attention_call import CallAdapter
+from regard.observe.interception.call_dispatch import explain_error
 from regard.observe.interception.handwritten.linear.chunked_attention import ChunkedCall, ChunkedLoop
 from regard.observe.interception.handwritten.linear.linear_call import LinearCall
 from regard.observe.interception.handwritten.linear.running_chunks import ChunkPlace, join_running_chunks
@@ -14,7 +15,6 @@ from regard.observe.interception.handwritten.linear.unnormalized_call import Act
 from regard.observe.interception.plain_tensors import UnreadableError, disable_modes
 from regard.observe.interception.provenance import ModuleFrame
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
-from regard.observe.interception.thread_state import explain_error
 
 UNJOINED = "it is linear attention in chunks, of which it is not known how the sums of one are added to those of the next"
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 from torch import Tensor
 
 from regard.observe.interception.attention_call import CallAdapter
+from regard.observe.interception.call_dispatch import report_missed
 from regard.observe.interception.handwritten.ancestors.feature_maps import is_feature_map
 from regard.observe.interception.handwritten.ancestors.token_pairs import find_meeting
 from regard.observe.interception.handwritten.ancestors.windows import list_joined
@@ -36,7 +37,7 @@ from regard.observe.interception.handwritten.products.tensor_axes import AxisTab
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.provenance import ModuleFrame
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
-from regard.observe.interception.thread_state import STATE, report_missed
+from regard.observe.interception.thread_state import STATE
 
 COPIED = "it is linear attention, whose keys were repeated before they were multiplied with the values, which is not followed"
 ChangeHandler = Callable[[RecurrenceCall, CallAdapter], tuple[RecurrenceCall, CallAdapter]]

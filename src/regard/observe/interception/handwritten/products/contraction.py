@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from regard.observe.interception.function_roles import strip_affixes
-from regard.observe.interception.provenance import find_tensors
+from regard.observe.interception.tensor_arguments import find_tensors
 
 ADDING_PRODUCTS = ("addmm", "addmv", "addbmm", "baddbmm", "sspaddmm")  # add to their first argument
 BY_ROWS = ("linear", "inner")  # multiply both along their last axis

@@ -12,7 +12,8 @@ from regard.observe.interception.function_roles import Role, infer_role
 from regard.observe.interception.handwritten.products.score_form import ScoreForm
 from regard.observe.interception.handwritten.products.tensor_axes import Axes, AxisTable, Dims
 from regard.observe.interception.lookups import read_version
-from regard.observe.interception.provenance import is_distributed, is_in_place, is_readable
+from regard.observe.interception.plain_tensors import is_distributed, is_readable
+from regard.observe.interception.provenance import is_in_place
 
 
 class TraceKind(IntEnum):

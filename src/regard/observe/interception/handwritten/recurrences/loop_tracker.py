@@ -46,7 +46,9 @@ from regard.observe.interception.handwritten.recurrences.state_writes import (
     is_zero,
 )
 from regard.observe.interception.lookups import JOINS_PARTS, RUNNING
-from regard.observe.interception.provenance import ModuleFrame, find_tensors, has_own_data, list_objects
+from regard.observe.interception.plain_tensors import has_own_data
+from regard.observe.interception.provenance import ModuleFrame
+from regard.observe.interception.tensor_arguments import find_tensors, list_objects
 
 STARTS_AT_FIRST = {"lerp", "lerp_"}
 ENDS_ROUNDS = JOINS_PARTS | {"addcmul", "setitem", "copy", "getitem", "narrow", "where", "flatten", "reshape", "view"}

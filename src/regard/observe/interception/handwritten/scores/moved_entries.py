@@ -30,7 +30,9 @@ from regard.observe.interception.handwritten.products.traces import (
 )
 from regard.observe.interception.handwritten.scores.distance_terms import follow_distances
 from regard.observe.interception.handwritten.scores.entry_sources import FRACTION, find_sources, select_form
-from regard.observe.interception.provenance import is_distributed, is_in_place, list_entries
+from regard.observe.interception.plain_tensors import is_distributed
+from regard.observe.interception.provenance import is_in_place
+from regard.observe.interception.tensor_arguments import list_entries
 
 MAX_PLACES = 2**26
 SUMS = {"scatter_add", "index_add", "fold"}

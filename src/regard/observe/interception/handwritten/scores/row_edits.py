@@ -9,7 +9,7 @@ from regard.observe.interception.function_roles import Role, strip_affixes
 from regard.observe.interception.handwritten.products.score_form import BOUNDS, COPIES, PERMUTES, PRODUCTS, QUOTIENTS, VIEWS
 from regard.observe.interception.handwritten.products.traces import Trace, Traced, TraceKind
 from regard.observe.interception.handwritten.scores.score_parts import FILLED
-from regard.observe.interception.provenance import is_distributed
+from regard.observe.interception.plain_tensors import is_distributed
 from regard.observe.interception.thread_state import choose_by_numbers
 
 MAXIMA_OF_TWO = {"maximum", "fmax"}

@@ -13,7 +13,8 @@ from regard.observe.interception.function_roles import Role, strip_affixes
 from regard.observe.interception.handwritten.products.contraction import find_operands
 from regard.observe.interception.handwritten.products.score_form import MOVERS
 from regard.observe.interception.handwritten.products.traces import TraceKind, Traces
-from regard.observe.interception.provenance import ModuleFrame, find_tensors
+from regard.observe.interception.provenance import ModuleFrame
+from regard.observe.interception.tensor_arguments import find_tensors
 from regard.observe.interception.thread_state import STATE, choose_by_numbers
 
 MULTIPLIED = "its weights are multiplied with other values too ({}), which are neither recorded nor changed by an intervention"

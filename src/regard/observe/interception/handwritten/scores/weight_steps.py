@@ -18,7 +18,8 @@ from regard.observe.interception.handwritten.products.tensor_axes import AxisTab
 from regard.observe.interception.handwritten.products.traces import Trace, TraceKind, Traces
 from regard.observe.interception.handwritten.scores.axis_groups import Groups
 from regard.observe.interception.plain_tensors import UnreadableError
-from regard.observe.interception.provenance import find_tensors, is_in_place, list_entries
+from regard.observe.interception.provenance import is_in_place
+from regard.observe.interception.tensor_arguments import find_tensors, list_entries
 
 MAX_STEPS = 64  # functions from the scores to the product with the values; of more, the scores are no attention
 UNKNOWN = "its weights cannot be computed again from its scores"

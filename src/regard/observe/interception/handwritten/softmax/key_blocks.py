@@ -29,7 +29,8 @@ from regard.observe.interception.handwritten.scores.score_formula import (
 )
 from regard.observe.interception.lookups import SPLITS
 from regard.observe.interception.plain_tensors import UnreadableError
-from regard.observe.interception.provenance import JOINS, TOKEN, ModuleFrame, find_tensors
+from regard.observe.interception.provenance import JOINS, TOKEN, ModuleFrame
+from regard.observe.interception.tensor_arguments import find_tensors
 
 BLOCKS = (
     "its exponentials are shifted by a running maximum: it is a sum over blocks of keys in a loop, as of an online softmax, "

@@ -13,7 +13,8 @@ from regard.observe.interception.function_roles import strip_affixes
 from regard.observe.interception.handwritten.ancestors.ancestor_search import MAX_STEPS
 from regard.observe.interception.handwritten.products.labelled_product import LabelledProduct, label_entries
 from regard.observe.interception.handwritten.products.traces import Trace, TraceKind, share_memory
-from regard.observe.interception.provenance import ModuleFrame, find_tensors
+from regard.observe.interception.provenance import ModuleFrame
+from regard.observe.interception.tensor_arguments import find_tensors
 
 SUMS_OF_TWO = {"add", "addcmul", "radd", "iadd"}
 KEY = "key"  # the label of the keys

@@ -11,7 +11,8 @@ from regard.observe.interception.handwritten.ancestors.layouts import is_layout,
 from regard.observe.interception.handwritten.ancestors.token_pairs import find_meeting
 from regard.observe.interception.handwritten.softmax.divided_exponentials import find_exponential
 from regard.observe.interception.lookups import JOINS_PARTS
-from regard.observe.interception.provenance import GATHERS, TOKEN, ModuleFrame, Operation
+from regard.observe.interception.operation_details import GATHERS
+from regard.observe.interception.provenance import TOKEN, ModuleFrame, Operation
 
 LISTS = JOINS_PARTS | {"hstack"}
 GATES = {"exp", "exp2", "sigmoid", "special_expit"}  # which turn each score into a weight, unlike what a softmax follows

@@ -22,7 +22,8 @@ from regard.observe.interception.handwritten.products.score_form import (
     SLICES,
     VIEWS,
 )
-from regard.observe.interception.provenance import JOINS, LIKE_ANOTHER, is_in_place, list_entries
+from regard.observe.interception.provenance import JOINS, LIKE_ANOTHER, is_in_place
+from regard.observe.interception.tensor_arguments import list_entries
 
 DIVIDED = "the rows of its weights do not sum to 1 where the values are multiplied; in the map they are divided by their sums"
 NEARLY = "the rows of its weights sum to 1 up to {:.1g}; in the map they are divided by their sums"

@@ -4,7 +4,8 @@ from regard.observe.interception.handwritten.recurrences.state_loop import MIN_T
 from regard.observe.interception.handwritten.unread.unread_loops import LoopKind, TokenAxis, find_loop, runs_along_tokens
 from regard.observe.interception.handwritten.unread.unread_rounds import find_rounds, multiplies_parts
 from regard.observe.interception.handwritten.unread.unread_scans import sums_decayed_tokens
-from regard.observe.interception.provenance import PLAIN, ModuleFrame
+from regard.observe.interception.provenance import ModuleFrame
+from regard.observe.interception.tensor_arguments import PLAIN
 
 LOOP = "it multiplies a state by decays that depend on tokens, and adds tokens to it in a loop, in a form that is not followed"
 CONSTANT_LOOP = "it multiplies a state by constant decays, and adds tokens to it in a loop, in a form that is not followed"
