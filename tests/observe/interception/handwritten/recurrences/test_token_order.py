@@ -15,15 +15,12 @@ B, T, C, D = 2, 11, 5, 3
 FORWARD = [*range(T)]
 ORDERS = {"backwards": FORWARD[::-1], "two swapped": [0, 2, 1, *FORWARD[3:]]}
 Pick = Callable[[Tensor], Callable[[int], Tensor]]
-OF_VECTORS: dict[str, Pick] = {
+PICKS: dict[str, Pick] = {
     "an integer": lambda x: lambda i: x[:, i],
     "a negative integer": lambda x: lambda i: x[:, i - T],
     "select": lambda x: lambda i: x.select(1, i),
     "unbind": lambda x: x.unbind(1).__getitem__,
     "split": lambda x: lambda i: x.split(1, 1)[i].squeeze(1),
-}
-OF_MATRICES: dict[str, Pick] = {
-    **OF_VECTORS,
     "a slice": lambda x: lambda i: x[:, i : i + 1].squeeze(1),
     "narrow": lambda x: lambda i: x.narrow(1, i, 1).squeeze(1),
     "chunk": lambda x: lambda i: x.chunk(T, 1)[i].squeeze(1),
@@ -59,12 +56,12 @@ class Loop(nn.Module):
             yield (q.unsqueeze(-2) @ state).squeeze(-2)
 
 
-FORMS = [*((False, one) for one in OF_VECTORS), *((True, one) for one in OF_MATRICES)]
+FORMS = [(has_matrices, one) for has_matrices in (False, True) for one in PICKS]
 
 
 @pytest.mark.parametrize(("has_matrices", "name"), FORMS)
 def test_a_loop_over_tokens_in_their_order_is_read(name, has_matrices):
-    model, x = Loop(OF_MATRICES[name], FORWARD, has_matrices), torch.randn(B, T, C)
+    model, x = Loop(PICKS[name], FORWARD, has_matrices), torch.randn(B, T, C)
     recording, output = record_and_compare(nn.Sequential(model), lambda model: model(x))
     product = recording.map(0, kind="implicit") @ recording.values(0, kind="implicit")
     assert_equal(product.squeeze(1) if has_matrices else product.squeeze(-1).mT, output.detach())
@@ -73,7 +70,7 @@ def test_a_loop_over_tokens_in_their_order_is_read(name, has_matrices):
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(("has_matrices", "name"), FORMS)
 def test_a_loop_whose_pieces_pass_a_module_in_another_order_is_missed(name, has_matrices, order):
-    model = nn.Sequential(Loop(OF_MATRICES[name], ORDERS[order], has_matrices))
+    model = nn.Sequential(Loop(PICKS[name], ORDERS[order], has_matrices))
     recording, _ = record_and_compare(model, lambda model: model(torch.randn(B, T, C)), missing=True)
     assert not recording.calls
     assert [(one.module, one.reason) for one in recording.missed] == [("0", BACKWARDS if has_matrices else LOOP)]
@@ -81,7 +78,7 @@ def test_a_loop_whose_pieces_pass_a_module_in_another_order_is_missed(name, has_
 
 @pytest.mark.parametrize("has_matrices", [False, True])
 def test_a_loop_over_tokens_that_the_module_flipped_before_is_missed(has_matrices):
-    model = nn.Sequential(Loop(lambda x: OF_VECTORS["an integer"](x.flip(1)), FORWARD, has_matrices))
+    model = nn.Sequential(Loop(lambda x: PICKS["an integer"](x.flip(1)), FORWARD, has_matrices))
     recording, _ = record_and_compare(model, lambda model: model(torch.randn(B, T, C)), missing=True)
     assert not recording.calls
     assert [(one.module, one.reason) for one in recording.missed] == [("0", BACKWARDS if has_matrices else LOOP)]

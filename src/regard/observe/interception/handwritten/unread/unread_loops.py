@@ -93,7 +93,31 @@ def has_parts(operations: list[Operation], tokens: TokenAxis) -> bool:
 
 def picks_tokens(operation: Operation, tokens: TokenAxis) -> bool:
     """Return whether an operation picks single tokens, each a vector or a matrix of features."""
-    return strip_affixes(operation.name) in ENTRY_PICKS and runs_along_tokens(operation, tokens)
+    if strip_affixes(operation.name) not in ENTRY_PICKS:
+        return False
+    return runs_along_tokens(operation, tokens) or cuts_tokens(operation, tokens)
+
+
+def cuts_tokens(operation: Operation, tokens: TokenAxis) -> bool:
+    """Return whether an operation picks single tokens otherwise: by a slice, a part, a tensor, or of tokens that are first."""
+    lookup, parts = operation.lookup, operation.layout if operation.name == "chunk" else None
+    if lookup is not None:
+        rows = lookup.read_index() if lookup.size == tokens.size and lookup.dim not in (None, -1) else None
+        return rows is not None and rows.shape[-1] == 1
+    if operation.along is not None:
+        axis, shape = operation.along
+        return axis == 0 and len(shape) > 2 and shape[0] == tokens.size and prod(shape[1:]) > 1
+    if operation.shapes is not None:
+        before, after = operation.shapes.given[0], operation.shapes.result
+    elif parts is not None and len(operation.results) == tokens.size:
+        before, after = parts[:2]
+    else:
+        return False
+    cut = [axis for axis, sizes in enumerate(zip(before, after, strict=False)) if sizes[0] != sizes[1]]
+    if len(before) != len(after) or len(before) < 3 or len(cut) != 1:
+        return False
+    (axis,) = cut
+    return before[axis] == tokens.size and after[axis] == 1 and axis < len(before) - 1 and prod(before[axis + 1 :]) > 1
 
 
 def picks_numbers(operation: Operation, tokens: TokenAxis) -> bool:

@@ -1,12 +1,19 @@
 """Recurrences over tokens that no map was read from, found in the operations of a module when it ends."""
 
 from regard.observe.interception.handwritten.recurrences.state_loop import MIN_TOKENS
-from regard.observe.interception.handwritten.unread.unread_loops import LoopKind, TokenAxis, find_loop, runs_along_tokens
+from regard.observe.interception.handwritten.unread.unread_loops import (
+    LoopKind,
+    TokenAxis,
+    cuts_tokens,
+    find_loop,
+    runs_along_tokens,
+)
 from regard.observe.interception.handwritten.unread.unread_rounds import find_rounds, multiplies_parts
 from regard.observe.interception.handwritten.unread.unread_scans import sums_decayed_tokens
 from regard.observe.interception.provenance import ModuleFrame
 from regard.observe.interception.tensor_arguments import PLAIN
 
+CUTS = {"__getitem__", "narrow", "chunk", "index_select", "gather"}  # may pick single tokens, also without an axis in the log
 LOOP = "it multiplies a state by decays that depend on tokens, and adds tokens to it in a loop, in a form that is not followed"
 CONSTANT_LOOP = "it multiplies a state by constant decays, and adds tokens to it in a loop, in a form that is not followed"
 SCAN = "it adds up tokens with decays that depend on tokens, by running sums over tokens, which are not followed"
@@ -22,14 +29,15 @@ def find_token_axes(frame: ModuleFrame) -> list[TokenAxis]:
     (b, t, h, d).
     """
     operations = frame.list_operations()
-    along, has_rounds = [one for one in operations if one.along is not None], multiplies_parts(operations)
-    inputs = [x for x in frame.input_tensors if type(x) in PLAIN and not x.is_nested] if along or has_rounds else []
+    picks = [one for one in operations if one.along is not None or one.name in CUTS]
+    has_rounds = multiplies_parts(operations)
+    inputs = [x for x in frame.input_tensors if type(x) in PLAIN and not x.is_nested] if picks or has_rounds else []
     tokens = [x for x in inputs if x.dim() == 3 and x.is_floating_point()]
     axes = {TokenAxis(axis, x.shape[axis]) for x in tokens for axis in (0, 1) if x.shape[axis] >= MIN_TOKENS}
     heads = [x for x in inputs if x.dim() == 4 and x.is_floating_point()] if not tokens else []
     if len(heads) > 1 and len({x.shape[:3] for x in heads}) == 1:
         axes = {TokenAxis(axis, heads[0].shape[axis]) for axis in (1, 2) if heads[0].shape[axis] >= MIN_TOKENS}
-    return [axis for axis in axes if has_rounds or any(runs_along_tokens(one, axis) for one in along)]
+    return [axis for axis in axes if has_rounds or any(runs_along_tokens(x, axis) or cuts_tokens(x, axis) for x in picks)]
 
 
 def find_unread_recurrence(frame: ModuleFrame, axes: list[TokenAxis]) -> str:
