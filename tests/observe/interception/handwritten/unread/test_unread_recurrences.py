@@ -592,6 +592,42 @@ class Others(Tokens):
             outputs.append(h)
         return torch.stack(outputs, 1)
 
+    def mix_first_tokens(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """A first token that gates of two others change."""
+        first = k[:, 0]
+        y = first * w[:, 1].sigmoid() + k[:, 1]
+        return torch.stack([first, y, torch.where(w[:, 2] > 0, y, first)], 1)
+
+    def interpolate_to_one(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """A pooling that begins with the first token."""
+        y = k[:, 0]
+        for i in range(1, T):
+            y = torch.lerp(y, k[:, i], w[:, i].sigmoid())
+        return y
+
+    def shift_tokens(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Gates of each token and the one before. https://arxiv.org/abs/2305.13048"""
+        before, gates = F.pad(k, (0, 0, 1, -1)), w.sigmoid()
+        return (k * gates + before * (1 - gates)).tanh() * before
+
+    def remember_masked(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """A gated recurrent unit whose state padding keeps."""
+        h, outputs, seen = torch.zeros(B, D), [], torch.arange(T) < torch.tensor([[T], [4]])
+        for i in range(T):
+            z, new = (self.inner(h) + torch.cat([w[:, i], k[:, i]], -1)).chunk(2, -1)
+            h = torch.where(seen[:, i, None], torch.lerp(h, new.tanh(), z.sigmoid()), h)
+            outputs.append(h)
+        return torch.stack(outputs, 1)
+
+    def remember_from_first(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Gates that read the state, over tokens that are first."""
+        h, outputs = k[:, 0], []
+        for one, other in zip(w.transpose(0, 1), k.transpose(0, 1), strict=True):
+            z, new = (self.inner(h) + torch.cat([one, other], -1)).chunk(2, -1)
+            h = z.sigmoid() * h + new.tanh()
+            outputs.append(h)
+        return torch.stack(outputs, 1)
+
 
 class Silent(Tokens):
     """Recurrences over tokens that are neither recorded nor missed: their parts may be of something else."""
@@ -622,7 +658,8 @@ OTHERS = [
     *("estimate_advantages", "modulate_by_conditions", "loop_over_features", "rank", "measure_energy", "break_sticks"),
     *("estimate_returns", "composite_by_opacity", "composite_in_a_tree", "multiply_up", "pair_powers", "lift", "sort_softly"),
     *("smooth_in_rounds", "rotate", "sample_words", "search_beams", "average_weights", "step_with_momentum"),
-    "read_states_by_layers",
+    *("read_states_by_layers", "mix_first_tokens", "interpolate_to_one", "shift_tokens", "remember_masked"),
+    "remember_from_first",
 ]
 
 
