@@ -423,18 +423,6 @@ class Steps(nn.Module):
         return torch.stack(found)
 
 
-class Pooling(nn.Module):
-    """Tokens that are weighed by what they are and where they stand: no query asks for them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.places, self.score = nn.Embedding(S, C), nn.Linear(C, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        weights = torch.softmax(self.score(torch.tanh(x + self.places(torch.arange(S)))), 1)
-        return (weights * x).sum(1)
-
-
 def test_one_query_that_is_added_to_all_keys_by_hand_is_recorded():
     torch.manual_seed(3)
     model = nn.Sequential(Steps())
@@ -444,11 +432,3 @@ def test_one_query_that_is_added_to_all_keys_by_hand_is_recorded():
     for call, weights in zip(recording.calls, expected, strict=True):
         torch.testing.assert_close(call.map.dense()[:, 0], weights, rtol=0, atol=EQUAL)
         assert call.kind == "cross"
-
-
-def test_a_pooling_of_tokens_with_places_is_no_attention():
-    model = nn.Sequential(Pooling())
-    with record(model) as recording:
-        model(torch.randn(2, S, C))
-    assert not recording.calls
-    assert not recording.missed

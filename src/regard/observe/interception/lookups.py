@@ -17,7 +17,7 @@ PERMUTES_AXES = {"permute", "transpose", "swapaxes", "swapdims", "movedim", "mov
 JOINS_PARTS = {"cat", "concat", "concatenate", "stack"}
 SPLITS = {"chunk", "split", "tensor_split"}
 REARRANGES = (
-    PERMUTES_AXES | JOINS_PARTS | SPLITS | {"view", "reshape", "flatten", "unflatten", "unsqueeze", "mT"}
+    PERMUTES_AXES | JOINS_PARTS | SPLITS | {"view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "mT"}
 )  # functions whose layout is logged
 PRODUCTS_OF_TWO = {"matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "baddbmm", "einsum"}
 SHAPED = PRODUCTS_OF_TWO | {"__getitem__", "select", "narrow", "pad", "view_as_complex", "view_as_real"}  # with logged shapes

@@ -166,18 +166,9 @@ class Mix(nn.Module):
         if self.style == "bins":
             enlarged = F.interpolate(x[:, : T // 2].mT, T) + x.mT  # (b, c, t)
             return (enlarged.softmax(1) * x.mean(1).unsqueeze(-1)).sum(1)
-        if self.style == "one row beside its mean":
-            weights = (self.score(x)[..., :1] + self.score(x.mean(1, keepdim=True))[..., :1]).softmax(1)
-            return (weights * x).sum(1)
-        if self.style == "one activated row beside its mean":
-            weights = F.leaky_relu(self.score(x)[..., :1] + self.score(x.mean(1, keepdim=True))[..., :1]).softmax(1)
-            return (weights * x).sum(1)
-        if self.style == "one row of tokens in another order":
-            x = torch.cat([x.flatten(0, 1)[torch.arange(B * T).flip(0)[:B]], x.flatten(0, 1)[torch.arange(B)]])
-            return (self.of_one(x).softmax(0) * x).sum(0)
-        assert self.style == "one pooled row"
-        weights = self.score(x.tanh() * x.sigmoid())[..., :1].softmax(1)
-        return torch.bmm(weights.mT, x).squeeze(1), (weights * x).sum(1)
+        assert self.style == "one row of tokens in another order"
+        x = torch.cat([x.flatten(0, 1)[torch.arange(B * T).flip(0)[:B]], x.flatten(0, 1)[torch.arange(B)]])
+        return (self.of_one(x).softmax(0) * x).sum(0)
 
 
 class Algebra(nn.Module):
@@ -415,10 +406,7 @@ def list_modules() -> dict[str, nn.Module]:
             "gated channels",
             "wide channels",
             "bins",
-            "one pooled row",
             "one row of tokens in another order",
-            "one row beside its mean",
-            "one activated row beside its mean",
         ],
         Algebra: [
             *(

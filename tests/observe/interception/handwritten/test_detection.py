@@ -378,16 +378,6 @@ class Mixture(nn.Module):
         return torch.einsum("bte,btec->btc", gates, made)
 
 
-class Pool(nn.Module):
-    def __init__(self, style: str) -> None:
-        super().__init__()
-        self.style, self.score = style, nn.Linear(C, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        weights = self.score(x).softmax(1)
-        return (weights * x).sum(1) if self.style == "sum" else (weights.transpose(1, 2) @ x).squeeze(1)
-
-
 class Classifier(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, torch.ones(7, C)).softmax(-1)
@@ -421,7 +411,7 @@ class Contrast(nn.Module):
         return -(x[:, 0] @ x[:, 1].mT).log_softmax(-1).diagonal().mean()
 
 
-WITHOUT_ATTENTION = [Mixture("all"), Mixture("top"), Mixture("parameter"), Pool("sum"), Pool("product"), Classifier()]
+WITHOUT_ATTENTION = [Mixture("all"), Mixture("top"), Mixture("parameter"), Classifier()]
 
 
 @pytest.mark.parametrize("part", [*WITHOUT_ATTENTION, Sampler(), Expected(), Contrast()], ids=lambda m: type(m).__name__)

@@ -145,23 +145,20 @@ def test_a_module_that_combines_experts_is_no_attention(mix, has_gate, is_joined
     assert not recording.calls
 
 
-class WithoutAttention(nn.Module):
-    """Rows of weights that pool the tensor that they were made of, or that choose among outputs of layers."""
+class ChosenExperts(nn.Module):
+    """Rows of weights that choose among outputs of layers."""
 
-    def __init__(self, style: str) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.style, self.score, self.gate = style, nn.Linear(C, 1), nn.Linear(C, 3)
+        self.gate = nn.Linear(C, 3)
         self.layers = nn.ModuleList(nn.Linear(C, D) for _ in range(3))
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        if self.style == "pooling":
-            return (self.score(x).softmax(1) * x).sum(1) + self.score(y).softmax(1).mT @ y
         branches = torch.stack([layer(x.mean(1)) for layer in self.layers], 1)
         return self.gate(y.mean(1)).softmax(-1).unsqueeze(1) @ branches
 
 
-@pytest.mark.parametrize("style", ["pooling", "experts that another input chooses"])
-def test_a_row_that_pools_or_routes_is_no_attention(style):
+def test_experts_that_another_input_chooses_are_no_attention():
     run = lambda m: m(torch.randn(B, T, C), torch.randn(B, T, C))  # noqa: E731
-    recording, _ = record_and_compare(WithoutAttention(style), run)
+    recording, _ = record_and_compare(ChosenExperts(), run)
     assert not recording.calls

@@ -4,8 +4,9 @@ Scores and weights are followed through every function. A product of weights wit
 tokens, neither parameters nor constants, and either
 - the scores are of pairs of tokens: a product, a distance or a network of two, whatever turned them into weights; or
 - they are a softmax of anything, and several rows of weights share the values, which the scores did not choose; rows within
-  each token, as of the streams of hyper-connections, do not count.
-A router, a gate, a classifier and a pooling layer are neither.
+  each token, as of the streams of hyper-connections, do not count; or
+- they are a softmax over tokens of a layer's score of each, as in attention pooling.
+A router, a gate and a classifier are none of these.
 """
 
 import weakref

@@ -312,4 +312,4 @@ def describe_unknown(product_call: HandwrittenCall) -> str:
     if choice:
         return f"it is {choice} attention"
     functions = describe(changes).rstrip(",")
-    return f"its scores are made by {functions}" if changes else "its scores are no product of two tensors"
+    return f"its scores are made by {functions}" if changes else "its scores are no product of tokens with tokens"

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.observe.interception.function_roles import strip_affixes
+from regard.observe.interception.function_roles import Role, strip_affixes
 from regard.observe.interception.handwritten.ancestors.ancestor_search import has_tokens, is_end, is_routed, walk_back
 from regard.observe.interception.handwritten.ancestors.generated_matrices import multiplies_generated_matrix
 from regard.observe.interception.handwritten.ancestors.projections import find_projection, has_features_last
 from regard.observe.interception.handwritten.ancestors.query_axes import list_axes
+from regard.observe.interception.handwritten.ancestors.row_provenance import BY_ENTRY, RowSearch
 from regard.observe.interception.handwritten.ancestors.windows import reads_windows
 from regard.observe.interception.handwritten.linear.linear_attention import (
     find_stride,
@@ -50,6 +51,7 @@ def is_attention_product(
     shared, summed = find_axes(name, args, operands, x)
     along = summed is None or not trace.extent or summed == trace.extent or trace.extent not in x.shape
     shared = shared or are_windows or any(reads_other_tokens(frames, x, v) for v in others)
+    shared = shared or (along and any(pools_tokens(traces, frames, trace, x, v) for v in others))
     return shared and along and not any(is_routed(frames, x, v) for v in others)
 
 
@@ -57,7 +59,7 @@ def reads_other_tokens(frames: list[ModuleFrame], weights: Tensor, values: Tenso
     """Return whether layers of a module predicted a row of weights from several arguments, of which none is the values.
 
     So a decoder reads the outputs of its encoder, an argument (b, k, d), with weights of places that it predicts from its state
-    and a word. A pooling layer scores the values, and experts are joined, or have outputs for each token of several.
+    and a word. Attention pooling scores the values, and experts are joined, or have outputs for each token of several.
     """
     frame = frames[-1]
     made = frame.find_sources(weights)
@@ -70,6 +72,19 @@ def reads_other_tokens(frames: list[ModuleFrame], weights: Tensor, values: Tenso
     return (
         encoded is not None and encoded.dim() <= 3 and not (is_joined(frames[-1:], values) or is_joined(frames[:-1], encoded))
     )
+
+
+def pools_tokens(traces: Traces, frames: list[ModuleFrame], trace: Trace, weights: Tensor, values: Tensor) -> bool:
+    """Return whether a softmax over the tokens that a layer scored weighs these tokens: attention pooling.
+
+    The layer's weights are a learned query. The scores of a router are features of a token instead, one for each expert, and
+    experts are joined. Source: Ilse et al. 2018, Attention-based deep multiple instance learning.
+    """
+    trace = traces.find(weights) or trace  # of the weights alone, without the axes of what they were multiplied with
+    if trace.keys is None or trace.dims is None or trace.extent < 2 or is_joined(frames[-1:], values):
+        return False
+    rows = RowSearch(traces.table, roles=(*BY_ENTRY, Role.SOFTMAX)).find(frames, weights, trace.dims)
+    return rows is not None and {*traces.table.expand_axes(trace.keys)} <= rows.rows
 
 
 def find_arguments(frame: ModuleFrame, x: Tensor) -> set[int]:
@@ -225,12 +240,13 @@ def makes_features(frames: list[ModuleFrame], product: LabelledProduct) -> bool:
     return is_square or product.sums_rows() or multiplies_generated_matrix(frames, product)
 
 
-def shares_values(frames: list[ModuleFrame], weights: Tensor, values: Tensor, extent: int) -> bool:
-    """Return whether rows of weights, each `extent` long, share values that they did not choose, or read other tokens."""
+def shares_values(traces: Traces, frames: list[ModuleFrame], trace: Trace, weights: Tensor, values: Tensor) -> bool:
+    """Return whether rows of weights share values that they did not choose, or read other tokens, or pool all tokens."""
     is_read = (
-        is_shared(weights, values, extent)
-        or reads_windows(frames, weights, values, extent)
+        is_shared(weights, values, trace.extent)
+        or reads_windows(frames, weights, values, trace.extent)
         or reads_other_tokens(frames, weights, values)
+        or pools_tokens(traces, frames, trace, weights, values)
     )
     return is_read and not is_routed(frames, weights, values)
 

@@ -59,7 +59,7 @@ class WeightTracker(ScoreTracker):
         values = [v for v in tensors if v is not x and is_value(self, frames[-1], v, trace)]
         if y.numel() <= trace.size:  # one over the sums of exponentials, for each edge
             values = [v for v in values if id(weakref.ref(x)) not in find_ancestors(frames[-1:], v)]
-        shared = not trace.pairs and any(shares_values(frames, x, v, trace.extent) for v in values)
+        shared = not trace.pairs and any(shares_values(self, frames, trace, x, v) for v in values)
         if values:
             is_broadcast = y.numel() > min(trace.size, values[0].numel())
             factors = (x, values[0]) if len(tensors) == 2 and is_broadcast else None  # else they may be a mask too

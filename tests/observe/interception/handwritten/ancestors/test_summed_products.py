@@ -371,13 +371,6 @@ class Statistics(Projections):
         glu = k * v.sigmoid()
         return glu + q * (glu * mask).sum(1, keepdim=True)
 
-    def multiply_by_pooling(self, q: Tensor, k: Tensor, v: Tensor, w: Tensor, mask: Tensor) -> Tensor:
-        weights = w[..., :1].softmax(1)
-        return q * (weights * v).sum(1, keepdim=True)
-
-    def multiply_by_pooling_of_einsum(self, q: Tensor, k: Tensor, v: Tensor, w: Tensor, mask: Tensor) -> Tensor:
-        return q * torch.einsum("bt,btc->bc", w[..., 0].softmax(1), v).unsqueeze(1)
-
     def normalize_batch(self, q: Tensor, k: Tensor, v: Tensor, w: Tensor, mask: Tensor) -> Tensor:
         centered = q - q.mean((0, 1))
         return centered * (centered * centered).mean((0, 1)).add(1e-5).rsqrt() * self.scale

@@ -182,6 +182,26 @@ def test_queries_may_be_such_a_softmax_over_features(softmax):
     torch.testing.assert_close((call.map.dense() @ call.map.values)[:, 0], output, rtol=0, atol=EQUAL)
 
 
+class Pooling(nn.Module):
+    """A layer scores the tokens, and the softmax of the scores weighs them."""
+
+    def __init__(self, softmax: Callable[[Tensor, int], Tensor], is_product: bool) -> None:
+        super().__init__()
+        self.softmax, self.is_product, self.score = softmax, is_product, nn.Linear(C, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = self.softmax(self.score(x), 1)
+        return weights.mT @ x if self.is_product else (weights * x).sum(1)
+
+
+@pytest.mark.parametrize("is_product", [True, False])
+@pytest.mark.parametrize("softmax", [torch.softmax, *SOFTMAXES])
+def test_attention_pooling_by_exponentials_has_the_weights_of_a_softmax(softmax, is_product):
+    model, x = Pooling(softmax, is_product), torch.randn(B, T, C)
+    recording, _ = record_and_compare(model, lambda m: m(x))
+    torch.testing.assert_close(recording.map(0).dense()[:, 0], model.score(x).softmax(1).mT.detach(), rtol=0, atol=EQUAL)
+
+
 class WithoutAttention(nn.Module):
     """Pooling, experts, gates of channels, classes, and chains of matrices, none of which attends with a softmax either."""
 
@@ -192,9 +212,6 @@ class WithoutAttention(nn.Module):
         self.experts = nn.ModuleList(nn.Linear(C, C) for _ in range(SLOTS))
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.style == "pooling":
-            weights = self.softmax(self.score(x), 1)
-            return weights.mT @ x, (weights * x).sum(1)
         if self.style == "experts":
             gates = self.softmax(self.route(x), -1)
             return torch.einsum("bte,btec->btc", gates, torch.stack([expert(x) for expert in self.experts], -2))
@@ -207,7 +224,7 @@ class WithoutAttention(nn.Module):
 
 
 @pytest.mark.parametrize("softmax", [torch.softmax, *SOFTMAXES])
-@pytest.mark.parametrize("style", ["pooling", "experts", "channels", "classes", "a chain", "a chain, last first"])
+@pytest.mark.parametrize("style", ["experts", "channels", "classes", "a chain", "a chain, last first"])
 def test_what_is_no_attention_with_a_softmax_is_none_with_its_exponentials(style, softmax):
     recording, _ = record_and_compare(nn.Sequential(WithoutAttention(style, softmax)), lambda m: m(torch.randn(B, T, C)))
     assert not recording.calls

@@ -6,7 +6,7 @@ what it multiplies, also where each head has a matrix of its own, as that which 
 
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import NamedTuple
 
 import torch
@@ -47,10 +47,13 @@ class RowSearch:
     """The search for the rows of a tensor. Axes that were cut out of others are known by these.
 
     With some axes that are tokens, and others that are batch or heads, arguments of the model show their rows too.
+    `roles` are those of functions whose results have the rows of what they were given.
     """
 
-    def __init__(self, table: AxisTable, tokens: Axes = (), others: Axes = ()) -> None:
-        self.table, self.tokens, self.others = table, tokens, others
+    def __init__(
+        self, table: AxisTable, tokens: Axes = (), others: Axes = (), roles: Container[Role | None] = BY_ENTRY
+    ) -> None:
+        self.table, self.tokens, self.others, self.roles = table, tokens, others, roles
         self.uncut: dict[int, Axes] = {}  # what an axis of the whole stands for, by its number
         self.joined = set[int]()  # those of them whose other parts may have been made otherwise
 
@@ -193,7 +196,7 @@ class RowSearch:
             return self.step_back_permutation(maker, dims)
         if core in PRODUCTS_OF_TWO or name in PRODUCTS_OF_TWO:
             return self.step_back_product(frame, maker, dims)
-        if infer_role(name) not in BY_ENTRY and core not in SAME_ENTRIES:
+        if infer_role(name) not in self.roles and core not in SAME_ENTRIES:
             return None
         size = math.prod(self.table.get_sizes([axis for axes in self.table.expand_dims(dims) for axis in axes]))
         return Place(largest, dims) if max(maker.sizes) == size else None
