@@ -17,6 +17,7 @@ from regard.observe.interception.distributed_tensors import make_part_adapter, t
 from regard.observe.interception.folded_heads import FoldedHeads, find_folded_heads
 from regard.observe.interception.forward_cache import infer_mask_rule
 from regard.observe.interception.head_counts import find_head_counts
+from regard.observe.interception.nested_tensors import read_nested_call
 from regard.observe.interception.plain_tensors import is_distributed, unwrap_tensor
 from regard.observe.interception.provenance import has_separate_sources
 from regard.observe.interception.thread_state import STATE
@@ -50,6 +51,15 @@ def read_call(
     Tensors have any number of batch axes and an axis of heads, or none; is_causal is aligned to the first key.
     """
     are_separate = has_separate_sources(STATE.frames, query, key)
+    if any(isinstance(x, Tensor) and x.is_nested for x in (query, key, value)):
+        return read_nested_call(
+            run,
+            (query, key, value),
+            is_masked=attn_mask is not None,
+            is_causal=is_causal,
+            scale=scale,
+            has_separate_sources=are_separate,
+        )
     follows_cache: Callable[[], bool] = partial(follows_cached_keys, STATE.frames[-1], query, key) if STATE.frames else bool
     has_ranks, note, part, whole = any(map(is_distributed, (query, key, value))), "", None, query
     if has_ranks:
