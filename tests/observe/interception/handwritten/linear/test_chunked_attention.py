@@ -202,6 +202,18 @@ def test_two_mixtures_in_chunks_of_one_module_are_two_calls():
         assert_equal(second @ model.other.project(y.transpose(1, 2).flatten(2)).v, output)
 
 
+def test_a_loop_of_chunks_whose_values_a_layer_makes_of_another_loop_is_no_delta_rule():
+    model, x = Two(), torch.randn(2, 12, 6)
+    model.one, model.other = ChunkLayer(gate_in_a_loop, 2, 3, 3), ChunkLayer(gate_in_a_loop, 2, 3, 5)
+    recording, output = record_and_compare(model, lambda model: model(x))
+    first, second = (call.map for call in recording.calls)
+    with torch.no_grad():
+        tokens = model.one.project(x)
+        y = model.one.mix(tokens)
+        assert_equal(first.dense(), compute_matrix(tokens, "heads"))
+        assert_equal(second @ model.other.project(y.transpose(1, 2).flatten(2)).v, output)
+
+
 def test_a_loop_of_chunks_inside_a_training_step_leaves_the_gradients():
     layer, x = ChunkLayer(gate_in_a_loop, 2, 3, 4), torch.randn(2, 14, 6)
 

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from observe.interception.handwritten.chunk_forms import ChunkLayer, gate_in_a_loop
 from observe.recording_checks import assert_equal, record_and_compare
 from regard.map.linear_recurrence import LinearRecurrence
 from regard.observe.interception.handwritten.linear.corrected_values import CORRECTED
@@ -27,7 +28,7 @@ def correct(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, logs: Tensor) -> Tens
     q, k, v, scaled = (x.unflatten(2, (-1, N)) for x in (q, k, v, scaled))
     inverse = invert(scaled @ k.mT)
     u, w = inverse @ v, inverse @ scaled
-    state, outputs = k.new_zeros(*k.shape[:2], D, E), torch.zeros_like(v)
+    state, outputs = k.new_zeros(*k.shape[:2], k.shape[-1], E), torch.zeros_like(v)
     for i in range(q.shape[2]):
         one, key = q[:, :, i], k[:, :, i]
         scores = (one @ key.mT).masked_fill_(torch.ones(N, N).triu(1).bool(), 0)
@@ -47,7 +48,7 @@ def correct_with_decays(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, logs: Ten
     decays = (sums.unsqueeze(-1) - sums.unsqueeze(-2)).tril().exp().tril()
     inverse = invert(scaled @ k.mT * decays)
     u, w = inverse @ scaled_v, inverse @ (scaled * sums.exp()[..., None])
-    state, outputs = k.new_zeros(*k.shape[:2], D, E), torch.zeros_like(v)
+    state, outputs = k.new_zeros(*k.shape[:2], k.shape[-1], E), torch.zeros_like(v)
     for i in range(q.shape[2]):
         one, key, own = q[:, :, i], k[:, :, i], sums[:, :, i]
         scores = (one @ key.mT * decays[:, :, i]).masked_fill_(torch.ones(N, N).triu(1).bool(), 0)
@@ -78,7 +79,7 @@ class DeltaLayer(nn.Module):
 def compute_matrix(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, logs: Tensor, decays: bool) -> Tensor:
     """Compute the matrix (b, h, t, t), token by token: what the rule makes of values that are rows of the identity."""
     t = q.shape[2]
-    state, rows = q.new_zeros(B, H, D, t), []
+    state, rows = q.new_zeros(B, H, q.shape[3], t), []
     for i in range(t):
         state = state * logs[:, :, i, None, None].exp() if decays else state
         value = beta[:, :, i, None] * (torch.eye(t)[i] - (k[:, :, i, None] @ state).squeeze(2))
@@ -106,3 +107,23 @@ def test_what_is_written_otherwise_by_what_the_state_holds_is_missed():
     recording, _ = record_and_compare(nn.Sequential(layer), lambda m: m(torch.randn(B, 12, C)), missing=True)
     assert not recording.calls
     assert [CORRECTED in one.reason for one in recording.missed] == [True]
+
+
+def test_a_delta_rule_behind_other_chunks_has_the_values_of_the_layer_too():
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.beta = ChunkLayer(gate_in_a_loop, 2, 3, 3), nn.Linear(C, 3 * H * E), nn.Linear(C, H)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.first.mix(self.first.project(x)).transpose(1, 2).flatten(2)
+            q, k, v = (one.unflatten(-1, (H, E)).transpose(1, 2) for one in self.second(y).chunk(3, -1))
+            parts = q, F.normalize(k, dim=-1), v, self.beta(x).transpose(1, 2)
+            self.parts = [one.detach() for one in parts]
+            return correct(*parts, x)
+
+    model, x = Two(), torch.randn(B, 12, C)
+    recording, _ = record_and_compare(nn.Sequential(model), lambda m: m(x))
+    first, second = recording.calls
+    assert first.map.mechanism.beta is None
+    assert_equal(second.map.dense(), compute_matrix(*model.parts, x, False))

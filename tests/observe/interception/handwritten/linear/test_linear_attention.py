@@ -13,7 +13,6 @@ import regard
 from observe.recording_checks import EQUAL, assert_same_mechanism, record_and_compare
 from regard.map.linear_recurrence import LinearRecurrence
 from regard.observe.interception.handwritten.linear.activated_scores import sample_evenly
-from regard.observe.interception.handwritten.linear.chunked_attention import CHUNKS
 from regard.observe.interception.handwritten.linear.linear_call import CHANGED
 from regard.observe.interception.handwritten.linear.linear_contexts import COPIED
 from regard.observe.interception.handwritten.linear.linear_scores import CHAINED
@@ -946,11 +945,9 @@ def test_each_entry_of_a_table_of_decays_counts_also_in_rows_that_are_not_sample
     check_map(mixer, torch.randn(B, t, 11))
 
 
-def test_causal_scores_of_chunks_are_missed():
-    mixer = Mixer(attend_in_chunks, nn.Identity())
-    recording, _ = record_and_compare(mixer, lambda m: m(torch.randn(B, T, 11)), missing=True)
-    assert not recording.calls
-    assert [one.reason for one in recording.missed] == [CHUNKS]
+def test_causal_scores_of_chunks_of_which_the_last_is_one_token_are_one_map():
+    assert T % 4 == 1
+    check_map(Mixer(attend_in_chunks, nn.Identity()), torch.randn(B, T, 11))
 
 
 class Generated(nn.Module):

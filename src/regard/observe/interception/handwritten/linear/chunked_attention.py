@@ -134,7 +134,7 @@ class ChunkedLoop(NamedTuple):
 
     def read(self) -> RecurrenceCall:
         """Return the recurrence of all tokens. Raises UnreadableError if it is none."""
-        reason, first = CHUNKS, self.calls[0]
+        reason, first, sources = CHUNKS, self.calls[0], self.calls[-1].sources
         for chunks in self.list_chunks():
             if not all(bool((one.own > 0).all() & (one.decays >= 0).all()) for one in chunks):
                 continue
@@ -142,8 +142,8 @@ class ChunkedLoop(NamedTuple):
             for has_several, initial in product((False, True), (None, *list_states(chunks[0], first.states))):
                 try:
                     factors = join_chunks(chunks, has_several, length, initial)
-                    if first.sources is not None and len(self.calls) > 1:
-                        factors = read_delta_rule(factors, first.sources, initial)
+                    if sources is not None and len(self.calls) > 1:
+                        factors = read_delta_rule(factors, sources, initial)
                 except UnreadableError as error:
                     reason = CARRIED.format(error) if initial is None else reason
                 else:

@@ -124,20 +124,23 @@ class LinearContexts(LinearOutputs):
             self.miss_call(made.frames, made.name, str(error), made.y)
         else:
             call.earlier = self.list_ancestors(made.frames, [roles.q, roles.k, roles.v])
-            self.find_sources(made.frames[-1], call)
-            call.states = [x.detach().clone() for x in made.frames[-1].input_tensors if call.can_start_from(x)]
+            self.find_states(made.frames[-1], call)
             self.add_call(made, call, places)
 
-    def find_sources(self, frame: ModuleFrame, call: ChunkedCall) -> None:
-        """Hold what the values of a chunk were made of, if they were made of those of an earlier one, as in a delta rule."""
+    def find_states(self, frame: ModuleFrame, call: ChunkedCall) -> None:
+        """Hold what may be the state before the first chunk, and what the values of a later chunk of a delta rule are made of.
+
+        These were made of the values of an earlier one.
+        """
         earlier = [one.call for one in self.found if isinstance(one.call, ChunkedCall) and one.frame() is frame]
-        if earlier and earlier[0].sources:
-            call.sources = earlier[0].sources
-        elif earlier:
+        if not earlier:
+            call.states = [x.detach().clone() for x in frame.input_tensors if call.can_start_from(x)]
+        elif earlier[-1].sources is not None and earlier[-1].sizes == call.sizes:
+            call.sources = earlier[-1].sources
+        else:
             found = list_sources(frame, call.made[0])
             if any(x is one.made[0] for one in earlier for x in found):
-                least = call.v.numel() + earlier[0].v.numel()
-                earlier[0].sources = call.sources = [x for x in found if x.numel() >= least]
+                call.sources = [x for x in found if x.numel() > call.v.numel()]
 
     def has_chunks(self, frame: ModuleFrame) -> bool:
         """Return whether a module has multiplied scores of chunks of tokens with values."""
