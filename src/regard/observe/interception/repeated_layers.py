@@ -194,7 +194,7 @@ class RepeatedLayers:
             self.mode.opaque_weights,
         )
         followed = (
-            *(tracker.used.sums.traces, linear.found, sums.sums, undivided.notes, loops.loops, loops.traces),
+            *(tracker.used.sums.traces, linear.found, sums.sums, undivided.notes, loops.log.loops, loops.traces),
             *(tracker.blocks.rows, tracker.merged_blocks.sums, tracker.key_sums.unfinished),
         )
         return any(followed) or any(one.data for one in by_tensor)
