@@ -68,12 +68,6 @@ class Raw(nn.Module):
         return F.scaled_dot_product_attention(x, x, x)
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
-def test_a_jagged_nested_tensor_is_missed():
-    rows = torch.nested.nested_tensor([torch.randn(n, H, C) for n in (2, 3)], layout=torch.jagged).transpose(1, 2)
-    assert run_unrecorded(Raw(), lambda m: m(rows), "Nested").is_nested
-
-
 class Sums(nn.Module):
     """Attention by hand, beside the sum of a nested tensor: a dense one, of no dense tensor."""
 
