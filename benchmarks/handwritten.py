@@ -17,7 +17,7 @@ from benchmarks.tables import Table
 from benchmarks.timing import Timed, time_contenders
 from regard import malloc
 from regard.observe import record
-from regard.observe.interception.kept_forms import KEPT_FORMS
+from regard.observe.interception.repeated.kept_forms import KEPT_FORMS
 
 TITLE = "Attention written out by hand, GPT-2's shape, float32: forward inside record"
 COLUMNS = ["model", "T", "plain ms", "record", "middle half", "record, first time", "middle half", "MB kept"]

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from regard.observe.deserialize import load
     from regard.observe.diffusion import word_heat_map
     from regard.observe.head_classification import heads
-    from regard.observe.interception.hf_implementation import register_attention
+    from regard.observe.interception.functions.hf_implementation import register_attention
     from regard.observe.intervene import intervene
     from regard.observe.patch import Patch
     from regard.observe.places import AudioFrames, PatchGrid
@@ -93,7 +93,7 @@ LAZY_NAMES = {  # the module of each name, imported when the name is first used:
     "regard.observe.deserialize": ("load",),
     "regard.observe.diffusion": ("word_heat_map",),
     "regard.observe.intervene": ("intervene",),
-    "regard.observe.interception.hf_implementation": ("register_attention",),
+    "regard.observe.interception.functions.hf_implementation": ("register_attention",),
     "regard.observe.patch": ("Patch",),
     "regard.observe.places": ("AudioFrames", "PatchGrid"),
     "regard.observe.record": ("record",),

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from regard.observe.interception.position_lattice import FIRST
+from regard.observe.interception.pixels.position_lattice import FIRST
 from regard.observe.media import Media
 from regard.observe.places import CROSS, EMPTY, PatchGrid
 from regard.observe.run import Positions

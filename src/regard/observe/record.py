@@ -11,7 +11,7 @@ from torch import nn
 from regard.errors import ConfigError
 from regard.observe import interception
 from regard.observe.block_outputs import watch_blocks
-from regard.observe.interception.observer_op import IMPLEMENTATION
+from regard.observe.interception.compiled.observer_op import IMPLEMENTATION
 from regard.observe.recording import Recording
 from regard.observe.recording_watcher import RecordingWatcher
 from regard.observe.selection import Selection

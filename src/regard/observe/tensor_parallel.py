@@ -13,7 +13,7 @@ from regard.mechanism.arguments import check_instance
 from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.masks import Given
 from regard.observe.deserialize import deserialize_recording
-from regard.observe.interception.distributed_tensors import BATCH_PART
+from regard.observe.interception.functions.distributed_tensors import BATCH_PART
 from regard.observe.kv_history import KVHistory, StoredCall, stack_tables
 from regard.observe.recording import Recording
 from regard.observe.run import Call, Run

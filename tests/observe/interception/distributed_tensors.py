@@ -29,7 +29,7 @@ import regard
 from observe.family import Widened, widen
 from observe.recording_checks import EQUAL, distance
 from regard.observe.attention_changes import Change
-from regard.observe.interception.distributed_tensors import BATCH_PART
+from regard.observe.interception.functions.distributed_tensors import BATCH_PART
 
 B, H, T, D = 4, 6, 7, 5
 HEADS, ROWS = (Shard(1),), (Shard(0),)

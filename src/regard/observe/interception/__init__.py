@@ -11,20 +11,9 @@ from typing import Any
 from torch import nn
 from torch._C import _push_on_torch_function_stack as push
 
-from regard.observe.interception import (
-    additive,
-    beam_rows,
-    block_sparse,
-    flex,
-    function_mode,
-    hf_registry,
-    module_calls,
-    reentrant_checkpoints,
-    shared_rows,
-    started_threads,
-    torch_compile,
-    torchscript,
-)
+from regard.observe.interception import function_mode, module_calls, reentrant_checkpoints, started_threads
+from regard.observe.interception.compiled import torch_compile
+from regard.observe.interception.functions import additive, beam_rows, block_sparse, flex, hf_registry, shared_rows, torchscript
 from regard.observe.interception.patching import AttributePatch, PatchSet
 from regard.observe.interception.recurrent import recurrences
 from regard.observe.interception.skippable import find_skippable

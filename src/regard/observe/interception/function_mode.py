@@ -23,7 +23,7 @@ from regard.observe.interception.call_dispatch import (
     report_unread_part,
 )
 from regard.observe.interception.function_roles import MULTIPLIES, Role, find_activation_name
-from regard.observe.interception.function_wrappers import classify_function, may_be_held
+from regard.observe.interception.functions.function_wrappers import classify_function, may_be_held
 from regard.observe.interception.handwritten.detection import HandwrittenTracker
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
 from regard.observe.interception.handwritten.recurrences.loop_tracker import LoopTracker, may_start_loop
@@ -31,12 +31,12 @@ from regard.observe.interception.handwritten.scores.weight_steps import WeightSt
 from regard.observe.interception.handwritten.softmax.undivided_contexts import UndividedContexts
 from regard.observe.interception.handwritten_calls import HandwrittenCalls
 from regard.observe.interception.module_ends import ModuleEnds
-from regard.observe.interception.pixel_positions import PixelPositions
+from regard.observe.interception.pixels.pixel_positions import PixelPositions
 from regard.observe.interception.plain_tensors import disable_modes, is_readable
 from regard.observe.interception.provenance import PARAMETRIZES, ModuleFrame
-from regard.observe.interception.repeated_layers import RepeatedLayers
+from regard.observe.interception.repeated.repeated_layers import RepeatedLayers
+from regard.observe.interception.repeated.step_description import LayerStep
 from regard.observe.interception.skippable import KINDS
-from regard.observe.interception.step_description import LayerStep
 from regard.observe.interception.subtracted_contexts import may_subtract, read_subtraction
 from regard.observe.interception.tensor_arguments import list_tensors_by_place
 from regard.observe.interception.thread_state import STATE, InterceptionPause

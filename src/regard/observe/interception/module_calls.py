@@ -15,9 +15,10 @@ from torch._C import _current_graph_task_id as backward
 from torch._C import _push_on_torch_function_stack as push
 
 from regard.observe.interception.attention_call import MissedCall
-from regard.observe.interception.layer_steps import runs_plainly
+from regard.observe.interception.functions.torch_modules import TORCH_PATCHES
 from regard.observe.interception.patching import AttributePatch
 from regard.observe.interception.recurrent.token_mixers import can_mix_tokens, report_token_mixer
+from regard.observe.interception.repeated.layer_steps import runs_plainly
 from regard.observe.interception.skippable import KINDS
 from regard.observe.interception.thread_state import (
     STATE,
@@ -29,7 +30,6 @@ from regard.observe.interception.thread_state import (
     pop_mode,
     push_frame,
 )
-from regard.observe.interception.torch_modules import TORCH_PATCHES
 
 ENTRYWISE_OR_STRIDED = {  # where the classes are of modules through which positions are followed by their result alone
     f"torch.nn.modules.{name}" for name in ("linear", "conv", "pooling", "activation", "normalization", "batchnorm", "dropout")

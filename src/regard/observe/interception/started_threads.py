@@ -6,7 +6,7 @@ from typing import Any
 from torch.overrides import TorchFunctionMode
 
 from regard.observe.interception.attention_call import MissedCall
-from regard.observe.interception.function_wrappers import classify_function
+from regard.observe.interception.functions.function_wrappers import classify_function
 from regard.observe.interception.patching import AttributePatch
 from regard.observe.interception.thread_state import OPEN_ENTRIES, STATE, THREAD, Watcher, find_name
 

@@ -24,8 +24,8 @@ from observe.interception.handwritten.test_repeated_layers import (
     compare_recordings,
 )
 from regard.observe import Recording, record
-from regard.observe.interception import kept_forms, layer_steps, repeated_layers
-from regard.observe.interception.kept_forms import KEPT_FORMS
+from regard.observe.interception.repeated import kept_forms, layer_steps, repeated_layers
+from regard.observe.interception.repeated.kept_forms import KEPT_FORMS
 
 pytestmark = pytest.mark.filterwarnings("ignore:not recorded")
 

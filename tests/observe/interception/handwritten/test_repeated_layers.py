@@ -17,9 +17,9 @@ from observe.interception.handwritten.handwritten_attention import C, H, Own
 from observe.interception.handwritten.test_forms import FORMS
 from observe.recording_checks import are_equal
 from regard.observe import Recording, record
-from regard.observe.interception import layer_steps, repeated_layers
 from regard.observe.interception.function_mode import AttentionFunctionMode
-from regard.observe.interception.layer_forms import FollowedTensor
+from regard.observe.interception.repeated import layer_steps, repeated_layers
+from regard.observe.interception.repeated.layer_forms import FollowedTensor
 from regard.observe.interception.thread_state import InterceptionPause
 
 pytestmark = pytest.mark.filterwarnings("ignore:not recorded")

@@ -17,8 +17,8 @@ from torch import Tensor
 from regard.map.distance_products import DistanceProducts
 from regard.map.scored_matrix import IDENTITY
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, build_plain_call
-from regard.observe.interception.distributed_tensors import RankSplit, distribute_like, find_split, take_local
 from regard.observe.interception.function_roles import BASES
+from regard.observe.interception.functions.distributed_tensors import RankSplit, distribute_like, find_split, take_local
 from regard.observe.interception.handwritten.ancestors.windows import multiplies_tokens, name_windows
 from regard.observe.interception.handwritten.linear.unnormalized_call import build_unnormalized_call
 from regard.observe.interception.handwritten.products.head_guesses import note_guess

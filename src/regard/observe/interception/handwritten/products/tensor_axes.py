@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.observe.interception.distributed_tensors import RankSplit
+from regard.observe.interception.functions.distributed_tensors import RankSplit
 from regard.observe.interception.plain_tensors import UnreadableError, unwrap_tensor
 
 Axes = tuple[int, ...]  # numbers of axes, outermost first; an axis of size 1 is left out

@@ -12,8 +12,8 @@ from regard.map.computed_bias import ComputedBias
 from regard.map.distance_products import DistanceProducts
 from regard.map.relative_bias import is_relative
 from regard.observe.interception.attention_call import AttentionCall
-from regard.observe.interception.cached_keys import follows_cached_keys
-from regard.observe.interception.distributed_tensors import take_local
+from regard.observe.interception.functions.cached_keys import follows_cached_keys
+from regard.observe.interception.functions.distributed_tensors import take_local
 from regard.observe.interception.handwritten.ancestors.layouts import skip_layouts
 from regard.observe.interception.handwritten.products.score_form import ScoreForm, ScoreStep, StepKind
 from regard.observe.interception.handwritten.products.tensor_axes import AxisTable, Dims

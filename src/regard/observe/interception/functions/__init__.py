@@ -1,0 +1,1 @@
+"""Wrappers of functions that compute attention: torch's kernels, flex_attention, the registry of transformers, and others."""
