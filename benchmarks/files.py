@@ -16,7 +16,7 @@ from benchmarks.recording import gpt2, tokens
 from benchmarks.tables import Table
 from benchmarks.timing import time_contenders
 from regard import Recording, load, record
-from regard.observe.checksums import compute_checksums
+from regard.observe.files.checksums import compute_checksums
 
 T = 4096
 TITLE = f"A recording in a file: GPT-2's shape, {T:,} tokens"

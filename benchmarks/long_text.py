@@ -15,8 +15,8 @@ from benchmarks.tables import Table
 from benchmarks.timing import read_process_kilobytes
 from regard.cli.model_loading import load_model
 from regard.observe import load, record
-from regard.observe.head_classification import classify_heads
-from regard.observe.head_scores import HeadOptions
+from regard.observe.classification.head_classification import classify_heads
+from regard.observe.classification.head_scores import HeadOptions
 from regard.observe.head_table import Heads
 from regard.show.head_figure import figure
 

@@ -18,7 +18,7 @@ from regard.generate import Settings
 from regard.lectures.examples import EXAMPLES
 from regard.models import GPT2Config
 from regard.models.translator import KINDS
-from regard.observe import run
+from regard.observe.recorded_runs import run
 from regard.train import TrainConfig
 from regard.train.config import DEFAULT_MODEL
 from regard.train.translator_sizes import list_arguments

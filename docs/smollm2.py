@@ -15,7 +15,7 @@ from torch import Tensor
 import regard
 from regard.cli.arguments.look import SMOLLM2
 from regard.cli.model_loading import CAUSAL_LM, TextModel, load_model
-from regard.observe.head_kinds import RETRIEVAL, RETRIEVED
+from regard.observe.classification.head_kinds import RETRIEVAL, RETRIEVED
 from regard.observe.head_table import Head, Heads, describe_interval
 from regard.observe.score_interval import Score, estimate_score
 from regard.probe.repeated_tokens import Probe, make_probe_of_model

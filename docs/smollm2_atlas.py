@@ -13,7 +13,7 @@ import numpy as np
 from regard.head_atlas.atlas import Atlas, read_atlas
 from regard.head_atlas.documents import DocumentStore
 from regard.head_atlas.plan import get_shard_path
-from regard.observe.head_kinds import RULES, UNCLEAR
+from regard.observe.classification.head_kinds import RULES, UNCLEAR
 from regard.observe.head_table import Head, Heads, describe_interval
 
 PAGE = Path(__file__).with_suffix(".md")

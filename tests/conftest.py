@@ -33,7 +33,7 @@ LONGEST = (  # files that take minutes on two cores, the longest first; none of 
     "head_atlas/test_build_atlas.py",
     "train/test_distributed.py",
     "compiled/test_jit_cache.py",
-    "observe/interception/test_hf_registry.py",
+    "observe/interception/functions/test_hf_registry.py",
     "recipes/test_lectures.py",
     "probe/test_probe_heads.py",
     "train/test_kill.py",

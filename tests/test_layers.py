@@ -50,7 +50,7 @@ HEAVY_IMPORTERS = {  # a heavy dependency, and the only modules that may import 
             "pooled_axes",
         )
     },
-    "safetensors": {"weights", "observe.safetensors_file", "head_atlas.plan"},
+    "safetensors": {"weights", "observe.files.safetensors_file", "head_atlas.plan"},
     "huggingface_hub": {"weights"},
     "google_crc32c": {"weights"},
     "tiktoken": {"text"},

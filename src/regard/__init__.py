@@ -40,19 +40,19 @@ if TYPE_CHECKING:
     from regard.mechanism import Causal, Documents, Everything, Given, Padding, Prefix, Steps, Window, attend, attention
     from regard.models import GPT2, GPT2Config
     from regard.observe.attention_changes import CutEdges, KnockOut, Temperature
+    from regard.observe.classification.head_classification import heads
     from regard.observe.compare import compare
-    from regard.observe.deserialize import load
-    from regard.observe.diffusion import word_heat_map
-    from regard.observe.head_classification import heads
+    from regard.observe.files.deserialize import load
     from regard.observe.interception.functions.hf_implementation import register_attention
     from regard.observe.intervene import intervene
     from regard.observe.patch import Patch
-    from regard.observe.places import AudioFrames, PatchGrid
     from regard.observe.record import record
     from regard.observe.recording import Recording
     from regard.observe.rollout import rollout
     from regard.observe.tensor_parallel import gather_heads
-    from regard.observe.token_times import token_times
+    from regard.observe.token_places.diffusion import word_heat_map
+    from regard.observe.token_places.places import AudioFrames, PatchGrid
+    from regard.observe.token_places.token_times import token_times
     from regard.policy_audit.audit import audit
     from regard.probe.probe_heads import probe_heads
     from regard.show.head_figure import figure
@@ -88,19 +88,19 @@ LAZY_NAMES = {  # the module of each name, imported when the name is first used:
     ),
     "regard.models": ("GPT2", "GPT2Config"),
     "regard.observe.attention_changes": ("CutEdges", "KnockOut", "Temperature"),
-    "regard.observe.head_classification": ("heads",),
+    "regard.observe.classification.head_classification": ("heads",),
     "regard.observe.compare": ("compare",),
-    "regard.observe.deserialize": ("load",),
-    "regard.observe.diffusion": ("word_heat_map",),
+    "regard.observe.files.deserialize": ("load",),
+    "regard.observe.token_places.diffusion": ("word_heat_map",),
     "regard.observe.intervene": ("intervene",),
     "regard.observe.interception.functions.hf_implementation": ("register_attention",),
     "regard.observe.patch": ("Patch",),
-    "regard.observe.places": ("AudioFrames", "PatchGrid"),
+    "regard.observe.token_places.places": ("AudioFrames", "PatchGrid"),
     "regard.observe.record": ("record",),
     "regard.observe.recording": ("Recording",),
     "regard.observe.rollout": ("rollout",),
     "regard.observe.tensor_parallel": ("gather_heads",),
-    "regard.observe.token_times": ("token_times",),
+    "regard.observe.token_places.token_times": ("token_times",),
     "regard.policy_audit.audit": ("audit",),
     "regard.attribution.circuits": ("find_circuits",),
     "regard.attribution.contributions": ("contributions",),

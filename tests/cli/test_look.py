@@ -13,7 +13,8 @@ from regard import DataError
 from regard.cli import main
 from regard.cli.model_loading import is_only_in_cache
 from regard.models import GPT2, GPT2Config
-from regard.observe import head_classification, load, record
+from regard.observe import load, record
+from regard.observe.classification import head_classification
 from regard.show.head_summary import KIND_ORDER
 from regard.text.byte_pair import GPT2_FOLDER
 from show.implicit_recordings import SiluAttention, SoftmaxAttention, record_implicit

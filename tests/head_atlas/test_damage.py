@@ -17,7 +17,7 @@ from head_atlas.small_atlas import SETTINGS, make_model, make_texts, read_result
 from regard.errors import ConfigError, DataError
 from regard.head_atlas.build_atlas import merge_atlas
 from regard.head_atlas.plan import FILES, PLAN, compute_file_checksum, get_shard_path, read_plan
-from regard.observe.checksums import compute_checksums, compute_header_checksum
+from regard.observe.files.checksums import compute_checksums, compute_header_checksum
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'regard[atlas]'")
 pytestmark = pytest.mark.slow

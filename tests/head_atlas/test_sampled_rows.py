@@ -20,7 +20,7 @@ from regard.head_atlas.sampled_rows import (
     select_queries,
 )
 from regard.observe import detectors
-from regard.observe.head_scores import HeadOptions, compute_scores
+from regard.observe.classification.head_scores import HeadOptions, compute_scores
 from regard.observe.map_view import MapView
 
 MASKS = [Causal(), Everything(), Window(left=5, right=0), Window(left=3, right=4)]

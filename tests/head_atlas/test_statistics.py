@@ -20,7 +20,7 @@ from regard.head_atlas.statistics import (
     make_state,
     merge_states,
 )
-from regard.observe.head_scores import UNBOUNDED_SCORES
+from regard.observe.classification.head_scores import UNBOUNDED_SCORES
 from regard.observe.score_interval import estimate_from_sums, estimate_score
 
 LAYERS, HEADS, EXAMPLES_KEPT = 2, 3, 2

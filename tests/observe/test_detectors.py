@@ -12,7 +12,7 @@ from regard import AttentionMap, Causal, ConfigError, Everything, Given, Padding
 from regard.compiled.threads import can_run_loops
 from regard.map import plane, small_maps
 from regard.observe import detectors, map_view
-from regard.observe.head_scores import HeadOptions, compute_scores, estimate_heads
+from regard.observe.classification.head_scores import HeadOptions, compute_scores, estimate_heads
 from regard.observe.map_view import MapView
 from strategies import requests
 

@@ -16,7 +16,8 @@ from torch import nn
 from models.translators import make_translator, sentences
 from regard import CausalAttention, DataError, RegardError
 from regard.generate.translation_search import translate
-from regard.observe import load, record, safetensors_file
+from regard.observe import load, record
+from regard.observe.files import safetensors_file
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from attribution.small_models import C, E, G, H, N, make_model
 from regard.errors import ConfigError
-from regard.observe.head_kinds import SUCCESSION
+from regard.observe.classification.head_kinds import SUCCESSION
 from regard.observe.head_table import Head
 from regard.observe.score_interval import Score, estimate_share
 from regard.probe.succession import SEQUENCES, Succession, make_successions, measure_succession

@@ -11,8 +11,8 @@ from observe.models import gpt2, words
 from regard import AttentionMap, ConfigError
 from regard.models import GPT2, GPT2Config
 from regard.observe import record
-from regard.observe.head_classification import heads
-from regard.observe.head_kinds import ACTIONS, THRESHOLDS
+from regard.observe.classification.head_classification import heads
+from regard.observe.classification.head_kinds import ACTIONS, THRESHOLDS
 from regard.observe.head_table import Head, Heads
 from regard.show.head_figure import BINS, figure
 from regard.show.head_summary import (

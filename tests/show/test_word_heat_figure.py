@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import regard
-from observe.test_diffusion import HEIGHT, WIDTH, WORDS, B, JointModel, UNet
+from observe.token_places.test_diffusion import HEIGHT, WIDTH, WORDS, B, JointModel, UNet
 from regard import ConfigError, OutOfRangeError, PatchGrid
 from regard.observe import record
 from regard.show.word_heat_figure import WHAT, draw_word_heat_map

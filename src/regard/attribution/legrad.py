@@ -18,9 +18,9 @@ from regard.map.attribution_map import AttributionMap
 from regard.map.indexing import select_places
 from regard.mechanism.arguments import check_index, check_instance, check_sequence, describe_value
 from regard.observe.attribution import attribute
-from regard.observe.block_outputs import is_inside
 from regard.observe.map_view import MapView
 from regard.observe.record import record
+from regard.observe.recorded_runs.block_outputs import is_inside
 from regard.observe.recording import Recording
 
 Blocks = dict[str, tuple[Tensor | None, Any]]  # by the path of a block, in the order they ran: what it was given and returned

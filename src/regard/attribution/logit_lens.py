@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from regard.mechanism.arguments import check_count
+from regard.observe.recorded_runs.words import MARKS
 from regard.observe.text_table import align_columns, count_fitting_columns, format_token
-from regard.observe.words import MARKS
 
 SHOWN = 5  # tokens of each head that are printed
 

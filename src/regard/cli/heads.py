@@ -20,8 +20,8 @@ from regard.cli.progress_bar import iterate_with_bar
 from regard.errors import ConfigError, DataError
 from regard.mechanism.arguments import check_count
 from regard.observe import load
-from regard.observe.head_kinds import EFFECT, RETRIEVAL, SUCCESSION, TEXT_EFFECT
-from regard.observe.head_scores import PUNCTUATION, SCORES
+from regard.observe.classification.head_kinds import EFFECT, RETRIEVAL, SUCCESSION, TEXT_EFFECT
+from regard.observe.classification.head_scores import PUNCTUATION, SCORES
 from regard.observe.head_table import Heads
 from regard.observe.score_interval import Score
 from regard.probe.probe_heads import FIRST_COLUMNS, probe_heads

@@ -23,7 +23,7 @@ from regard.cli.model_loading import (
 from regard.errors import ConfigError, DataError
 from regard.mechanism.arguments import add_article, describe_value
 from regard.models.vision_transformer import VisionTransformer
-from regard.observe.media import IMAGES, WORD_IDS
+from regard.observe.token_places.media import IMAGES, WORD_IDS
 from regard.show.image_input import Pixels, load_image
 from regard.show.terminal import escape_text
 from regard.weights.vision_weights import INCLUDED

@@ -18,7 +18,7 @@ from regard.cli.image_reader import Outcome, PreparedImage, measure_layout
 from regard.cli.model_loading import convert_loading_errors, is_only_in_cache, refuse_missing_weights, silence_transformers
 from regard.errors import ConfigError, RegardError
 from regard.mechanism.arguments import add_article
-from regard.observe.media import IMAGES, WORD_IDS, find_image_tokens, read_grids
+from regard.observe.token_places.media import IMAGES, WORD_IDS, find_image_tokens, read_grids
 from regard.show.image_input import Pixels
 from regard.show.terminal import escape_text
 

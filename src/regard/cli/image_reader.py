@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.cli.image_tiles import TileLayout, crop_padding, draw_coordinates, find_layout, list_images, stitch_places
 from regard.cli.progress_bar import show_bar
 from regard.observe import Recording, record
-from regard.observe.media import IMAGES
+from regard.observe.token_places.media import IMAGES
 from regard.show.image_input import Pixels
 
 Best = tuple[str, float, Tensor]  # a class or the next word, its probability and its logit

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.observe.places import EMPTY, PatchGrid
+from regard.observe.token_places.places import EMPTY, PatchGrid
 from regard.show.image_input import Pixels
 
 BLUE, SLACK = 200, 8  # of pixels that are a part of the image, not of its padding; of 255

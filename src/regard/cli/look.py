@@ -24,12 +24,12 @@ from regard.cli.progress_bar import iterate_with_bar, show_bar
 from regard.errors import ConfigError
 from regard.mechanism.arguments import check_choice
 from regard.observe import Recording, record
-from regard.observe.head_classification import classify_heads, describe_wordless_keys
-from regard.observe.head_scores import SCORES, HeadOptions
+from regard.observe.classification.head_classification import classify_heads, describe_wordless_keys
+from regard.observe.classification.head_scores import SCORES, HeadOptions
+from regard.observe.classification.repeated_calls import split_calls
 from regard.observe.head_table import Head, Heads, find_score
-from regard.observe.repeated_calls import split_calls
-from regard.observe.run import IMPLICIT, KINDS
-from regard.observe.tensor_store import Store
+from regard.observe.recorded_runs.run import IMPLICIT, KINDS
+from regard.observe.stored_calls.tensor_store import Store
 from regard.show import implicit_views, recording_views
 from regard.show.axis_words import choose_map_kind, describe_bytes
 from regard.show.head_summary import (

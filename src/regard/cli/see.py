@@ -16,7 +16,7 @@ from regard.cli.output_files import check_figure, check_output_file, save_figure
 from regard.cli.see_words import MAX_WORDS, compute_pictures, describe_layout, is_path, print_words
 from regard.errors import ConfigError
 from regard.observe import Recording
-from regard.observe.places import PatchGrid
+from regard.observe.token_places.places import PatchGrid
 from regard.show.image_input import load_image
 from regard.show.page.single_file import page
 from regard.show.patch_summary import render_layers, render_patches

@@ -9,9 +9,9 @@ from rich.text import Text
 from regard.cli.image_reader import SeenImage
 from regard.errors import ConfigError, MissingNameError
 from regard.observe import Recording
-from regard.observe.part_names import join_names
-from regard.observe.places import CROSS, PatchGrid, describe_wordless_tokens
-from regard.observe.run import KINDS
+from regard.observe.recorded_runs.part_names import join_names
+from regard.observe.recorded_runs.run import KINDS
+from regard.observe.token_places.places import CROSS, PatchGrid, describe_wordless_tokens
 from regard.show.axis_words import find_word
 from regard.show.patch_summary import render_patches
 from regard.show.patch_weights import PatchWeights, Query, compute_patch_weights, find_patch_layers, has_patches

@@ -29,10 +29,10 @@ from regard.head_atlas.tables import write_tables
 from regard.malloc import keep_freed_memory
 from regard.mechanism.arguments import check_choice, check_count, check_path, describe_value
 from regard.mechanism.mask_algebra import Mask
-from regard.observe.head_scores import HeadOptions, UserScore, define_user_scores
+from regard.observe.classification.head_scores import HeadOptions, UserScore, define_user_scores
 from regard.observe.head_table import Heads
 from regard.observe.record import record
-from regard.observe.words import is_punctuation
+from regard.observe.recorded_runs.words import is_punctuation
 from regard.probe.repeated_tokens import find_begin_token, find_context
 from regard.show.page.model_adapter import ModelAdapter, adapt_model
 from regard.show.page.translator_adapter import TranslatorAdapter

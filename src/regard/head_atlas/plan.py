@@ -20,7 +20,7 @@ from regard.atomic_write import write_atomically
 from regard.errors import ConfigError, DataError
 from regard.head_atlas.documents import ENDS, PIECES, TOKENS, DocumentStore, write_documents
 from regard.head_atlas.statistics import State, make_state
-from regard.observe.checksums import compute_checksums, compute_header_checksum, find_altered_tensor
+from regard.observe.files.checksums import compute_checksums, compute_header_checksum, find_altered_tensor
 from regard.show.page.model_adapter import ModelAdapter
 from regard.text.corpus.sources import Source, list_files
 

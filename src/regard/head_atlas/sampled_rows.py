@@ -14,8 +14,8 @@ from torch import Tensor
 from regard.map import AttentionMap
 from regard.map.weight_sums import SMALLEST_VARIANCE
 from regard.mechanism.mask_algebra import Mask
+from regard.observe.classification.head_scores import UserScore, compute_user_score
 from regard.observe.detectors import MANY, NEAR
-from regard.observe.head_scores import UserScore, compute_user_score
 from regard.observe.map_view import MapView
 
 GOLDEN = (math.sqrt(5) - 1) / 2

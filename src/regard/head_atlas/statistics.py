@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from regard.head_atlas.sampled_rows import DISTANCE_EDGES, POSITIONAL, SCORES, WITH_CHANCE, RowScores
-from regard.observe.head_kinds import infer_kind
-from regard.observe.head_scores import UNBOUNDED_SCORES
+from regard.observe.classification.head_kinds import infer_kind
+from regard.observe.classification.head_scores import UNBOUNDED_SCORES
 from regard.observe.head_table import Head
 from regard.observe.score_interval import Score, estimate_from_sums
 

@@ -20,9 +20,9 @@ from regard.mechanism.mask_algebra import EVERYTHING, Mask
 from regard.mechanism.masks import Given
 from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
+from regard.observe.recorded_runs.run import IMPLICIT, KINDS, Run
+from regard.observe.recorded_runs.token_positions import Places, locate_tokens, mark_positions
 from regard.observe.recording import Recording
-from regard.observe.run import IMPLICIT, KINDS, Run
-from regard.observe.token_positions import Places, locate_tokens, mark_positions
 
 Layer = int | str | None
 Heads = int | Sequence[int] | None

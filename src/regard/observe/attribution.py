@@ -15,14 +15,14 @@ from regard.map.attribution_map import AttributionMap
 from regard.map.implicit_attribution_map import ImplicitAttributionMap
 from regard.map.indexing import is_single, select_places
 from regard.mechanism.arguments import check_choice, check_sequence, describe_value
-from regard.observe.call_graph import OutputGraph
 from regard.observe.implicit_history import ImplicitCall, StoredRecurrence
-from regard.observe.joined_maps import have_equal_weights
-from regard.observe.kv_history import KVHistory, StoredCall
-from regard.observe.parent_rows import reorder_rows
+from regard.observe.recorded_runs.run import IMPLICIT, Run
+from regard.observe.recorded_runs.token_mixers import list_token_mixers
 from regard.observe.relevance import compute_cross_relevance, compute_self_relevance
-from regard.observe.run import IMPLICIT, Run
-from regard.observe.token_mixers import list_token_mixers
+from regard.observe.stored_calls.call_graph import OutputGraph
+from regard.observe.stored_calls.joined_maps import have_equal_weights
+from regard.observe.stored_calls.kv_history import KVHistory, StoredCall
+from regard.observe.stored_calls.parent_rows import reorder_rows
 
 FACTORS = {"gradient": "one", "pull": "weights", "cut": "cut"}  # of an AttributionMap, by the kind of map
 KINDS = (*FACTORS, "scores")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from regard.errors import ConfigError
 from regard.observe.attention_changes import Change
-from regard.observe.layer_numbers import LayerNumbers, LayerPlace
+from regard.observe.recorded_runs.layer_numbers import LayerNumbers, LayerPlace
 
 
 class ChangeTargets:

@@ -16,10 +16,10 @@ from regard.mechanism.arguments import check_choice, check_count, describe_value
 from regard.observe import text_table
 from regard.observe.head_divergence import jensen_shannon
 from regard.observe.map_view import MapView
+from regard.observe.recorded_runs.run import IMPLICIT, KINDS
+from regard.observe.recorded_runs.words import TextPair
+from regard.observe.recorded_runs.words import split_rows as words_of
 from regard.observe.recording import Recording
-from regard.observe.run import IMPLICIT, KINDS
-from regard.observe.words import TextPair
-from regard.observe.words import split_rows as words_of
 
 Texts = Sequence[Sequence[str]] | None
 MAX_ROWS = 256  # rows in a block, at most

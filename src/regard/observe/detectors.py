@@ -19,9 +19,9 @@ from regard.map.indexing import select_places
 from regard.map.plane import BLOCK_NUMBERS, multiply_exactly
 from regard.map.weight_sums import DistanceSums, explain_by_distance
 from regard.mechanism.arguments import check_count, check_number, describe_value
+from regard.observe.classification.visibility import count_share
 from regard.observe.map_view import SAMPLE, MapView, average_over_queries, select_spaced, view_map
 from regard.observe.score_interval import QueryScores, apply_to_distinct, take_distinct
-from regard.observe.visibility import count_share
 
 NEAR = 16  # tokens on either side that count as local
 MANY = 0.3  # of a row's weight: above it the first token is a sink

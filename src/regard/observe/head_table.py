@@ -13,7 +13,7 @@ from regard.html_repr import HtmlRepr
 from regard.map.indexing import check_slice
 from regard.mechanism.arguments import check_instance, check_integer, describe_value
 from regard.observe import text_table
-from regard.observe.head_kinds import (
+from regard.observe.classification.head_kinds import (
     ACTIONS,
     EFFECT,
     MIN_SUPPORT,

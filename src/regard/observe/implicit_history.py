@@ -15,10 +15,10 @@ from regard.map.implicit_map import ImplicitMap, Mechanism, SampledOutputs
 from regard.map.linear_recurrence import LinearRecurrence
 from regard.map.scored_matrix import ScoredMatrix
 from regard.map.stored_matrix import JoinedMatrices, StoredMatrix
-from regard.observe.call_graph import OutputGraph
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceFactors
-from regard.observe.parent_rows import RowMatch, match_rows, reorder_rows
-from regard.observe.tensor_store import Store
+from regard.observe.stored_calls.call_graph import OutputGraph
+from regard.observe.stored_calls.parent_rows import RowMatch, match_rows, reorder_rows
+from regard.observe.stored_calls.tensor_store import Store
 
 SAMPLED_ROWS = 64  # outputs of a call that are stored, for the certificate of its map
 STATE_TOLERANCE = 1e-2  # relative to a state's norm: a cache in bfloat16 rounds by 4e-3

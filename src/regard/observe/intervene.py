@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from regard.errors import ConfigError
 from regard.observe import interception
 from regard.observe.attention_changes import Change, Temperature
-from regard.observe.block_outputs import is_inside, watch_blocks
 from regard.observe.change_targets import ChangeTargets
 from regard.observe.changed_results import change_returned_weights, change_run
 from regard.observe.fast_path import FAST_PATH
@@ -24,13 +23,14 @@ from regard.observe.interception.head_counts import find_head_counts
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.thread_state import NextHandler
-from regard.observe.layer_numbers import LayerPlace
 from regard.observe.patch import Patch
 from regard.observe.record import refuse_compiled
+from regard.observe.recorded_runs.block_outputs import is_inside, watch_blocks
+from regard.observe.recorded_runs.layer_numbers import LayerPlace
+from regard.observe.recorded_runs.run import IMPLICIT
+from regard.observe.recorded_runs.run_tracker import RunTracker
+from regard.observe.recorded_runs.token_positions import locate_tokens
 from regard.observe.recurrence_changes import CONTINUED, explain_impossible, follow_tokens, needs_positions
-from regard.observe.run import IMPLICIT
-from regard.observe.run_tracker import RunTracker
-from regard.observe.token_positions import locate_tokens
 from regard.observe.weight_changes import change_weights, cut_entries, store_changed_weights
 
 OTHER_KIND = "changes with kind='implicit' are about them"

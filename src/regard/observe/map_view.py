@@ -16,8 +16,8 @@ from regard.map.plane import BLOCK_NUMBERS, Denominators, Plane
 from regard.map.signed_map import SignedMap
 from regard.map.weight_sums import MEANS, WeightSums
 from regard.mechanism.arguments import check_instance, describe_value
+from regard.observe.classification.visibility import Visibility, find_visibility
 from regard.observe.score_interval import QueryScores, apply_to_distinct
-from regard.observe.visibility import Visibility, find_visibility
 
 SAMPLE = 256  # rows, for a detector that samples them
 CHANCES = ("previous token", "itself", "first token", "stripe")  # scores whose chance is known

@@ -12,8 +12,8 @@ from regard.mechanism.heads import share
 from regard.observe.attention_changes import Change, compute_recorded_context, find_recorded_layer
 from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
+from regard.observe.recorded_runs.token_positions import Places, TokenPositions, locate_tokens, mark_positions
 from regard.observe.recording import Recording
-from regard.observe.token_positions import Places, TokenPositions, locate_tokens, mark_positions
 
 
 @dataclass(frozen=True, eq=False)

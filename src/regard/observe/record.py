@@ -10,12 +10,12 @@ from torch import nn
 
 from regard.errors import ConfigError
 from regard.observe import interception
-from regard.observe.block_outputs import watch_blocks
 from regard.observe.interception.compiled.observer_op import IMPLEMENTATION
+from regard.observe.recorded_runs.block_outputs import watch_blocks
 from regard.observe.recording import Recording
 from regard.observe.recording_watcher import RecordingWatcher
-from regard.observe.selection import Selection
-from regard.observe.tensor_store import Store
+from regard.observe.stored_calls.selection import Selection
+from regard.observe.stored_calls.tensor_store import Store
 
 
 @contextmanager

@@ -19,15 +19,15 @@ from regard.mechanism.arguments import (
     check_path,
     describe_value,
 )
-from regard.observe import safetensors_file
 from regard.observe.attribution import Attribution, attribute
+from regard.observe.files import safetensors_file
+from regard.observe.files.serialize import find_version, serialize_recording
 from regard.observe.implicit_history import ImplicitCall
 from regard.observe.interception.attention_call import MissedCall
-from regard.observe.part_names import find_module_path, join_names
-from regard.observe.places import CROSS, Place, Places, check_places, select_places
-from regard.observe.run import Call, Run
-from regard.observe.serialize import find_version, serialize_recording
-from regard.observe.words import TextPair, Words, place_sequence_words, select_axis_words
+from regard.observe.recorded_runs.part_names import find_module_path, join_names
+from regard.observe.recorded_runs.run import Call, Run
+from regard.observe.recorded_runs.words import TextPair, Words, place_sequence_words, select_axis_words
+from regard.observe.token_places.places import CROSS, Place, Places, check_places, select_places
 from regard.terminal_escapes import escape_controls
 
 NEITHER = "Either the model was not called, or no layer of it that record was to keep computed attention that it can follow."

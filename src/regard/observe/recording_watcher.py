@@ -12,9 +12,6 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError
 from regard.map import AttentionMap
-from regard.observe.block_outputs import BlockStream, is_inside
-from regard.observe.call_graph import CallGraph
-from regard.observe.call_store import CallStore, cast_for_autocast, fold_unwritten_slots
 from regard.observe.implicit_history import ImplicitCall
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
 from regard.observe.interception.call_dispatch import explain_error
@@ -22,15 +19,18 @@ from regard.observe.interception.plain_tensors import disable_modes
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.recurrent.token_mixers import is_part_of_attention
 from regard.observe.interception.thread_state import STATE, NextHandler
-from regard.observe.lazy_attentions import Attentions
-from regard.observe.media import ORIGINAL_SIZES, Media, find_pixels, join_media, read_media, read_original_sizes
-from regard.observe.place_inference import infer_places
+from regard.observe.recorded_runs.block_outputs import BlockStream, is_inside
+from regard.observe.recorded_runs.run import IMPLICIT, Call, Positions
+from regard.observe.recorded_runs.run_tracker import RunTracker
 from regard.observe.recording import Recording
-from regard.observe.returned_weights import compare_weights
-from regard.observe.run import IMPLICIT, Call, Positions
-from regard.observe.run_tracker import RunTracker
-from regard.observe.selection import Selection
-from regard.observe.tensor_store import Store
+from regard.observe.stored_calls.call_graph import CallGraph
+from regard.observe.stored_calls.call_store import CallStore, cast_for_autocast, fold_unwritten_slots
+from regard.observe.stored_calls.lazy_attentions import Attentions
+from regard.observe.stored_calls.returned_weights import compare_weights
+from regard.observe.stored_calls.selection import Selection
+from regard.observe.stored_calls.tensor_store import Store
+from regard.observe.token_places.media import ORIGINAL_SIZES, Media, find_pixels, join_media, read_media, read_original_sizes
+from regard.observe.token_places.place_inference import infer_places
 
 OTHERWISE = "its own attention does not compute a softmax of q and k"
 ENDED = (

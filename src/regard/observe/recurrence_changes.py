@@ -9,8 +9,8 @@ from regard.observe.interception.attention_call import AttentionCall, CallAdapte
 from regard.observe.interception.recurrent.cut_entries import subtract_entries
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.patch import Patch
-from regard.observe.run_tracker import RunTracker
-from regard.observe.tensor_store import Store
+from regard.observe.recorded_runs.run_tracker import RunTracker
+from regard.observe.stored_calls.tensor_store import Store
 
 CONTINUED = (
     "it continues a state that no call in this block has left, so that only KnockOut without a source changes it: enter "

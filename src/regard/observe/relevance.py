@@ -11,8 +11,8 @@ from torch import Tensor
 
 from regard.errors import ConfigError, ShapeError
 from regard.map.signed_map import SignedMap
-from regard.observe.run import IMPLICIT, Run
-from regard.observe.token_mixers import list_token_mixers
+from regard.observe.recorded_runs.run import IMPLICIT, Run
+from regard.observe.recorded_runs.token_mixers import list_token_mixers
 
 FindPull = Callable[[int | str, str, str | None], SignedMap]  # of layer, attention and part
 

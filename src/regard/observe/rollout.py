@@ -13,10 +13,10 @@ from regard.map.implicit_map import ImplicitMap
 from regard.map.indexing import select_places
 from regard.mechanism.arguments import check_choice, check_instance, check_number, check_sequence
 from regard.observe.map_view import MapView
-from regard.observe.places import PatchGrid, Place
+from regard.observe.recorded_runs.run import IMPLICIT, KINDS
+from regard.observe.recorded_runs.token_mixers import list_token_mixers, resolve_mixers
 from regard.observe.recording import Recording
-from regard.observe.run import IMPLICIT, KINDS
-from regard.observe.token_mixers import list_token_mixers, resolve_mixers
+from regard.observe.token_places.places import PatchGrid, Place
 
 ROWS = 64  # per product
 PRODUCT_NUMBERS = 2**22  # of the heads of a layer without a softmax that are multiplied together

@@ -12,12 +12,12 @@ from regard.map.compressed_bias import compress_bias
 from regard.mechanism.arguments import check_instance
 from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.masks import Given
-from regard.observe.deserialize import deserialize_recording
+from regard.observe.files.deserialize import deserialize_recording
+from regard.observe.files.serialize import serialize_recording
 from regard.observe.interception.functions.distributed_tensors import BATCH_PART
-from regard.observe.kv_history import KVHistory, StoredCall, stack_tables
+from regard.observe.recorded_runs.run import Call, Run
 from regard.observe.recording import Recording
-from regard.observe.run import Call, Run
-from regard.observe.serialize import serialize_recording
+from regard.observe.stored_calls.kv_history import KVHistory, StoredCall, stack_tables
 
 UNLIKE = "the ranks recorded different calls: record the same forwards on each of them, without layers= and heads="
 OTHER_ROWS = "the ranks recorded different rows of the batch: gather those of each part of the batch by themselves, with group="

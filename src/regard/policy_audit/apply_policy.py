@@ -11,8 +11,8 @@ from regard.mechanism.mask_algebra import And, Mask
 from regard.mechanism.masks import Given
 from regard.observe.attention_changes import Change
 from regard.observe.interception.attention_call import AttentionCall
+from regard.observe.recorded_runs.run import IMPLICIT
 from regard.observe.recording import Recording
-from regard.observe.run import IMPLICIT
 from regard.policies import AttentionInputs, Policy
 from regard.policies.policy import check_policy
 from regard.policy_audit.policy_context import compute_policy_context

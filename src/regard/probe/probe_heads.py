@@ -22,9 +22,9 @@ from regard.evaluation_mode import evaluate_mode
 from regard.generate.sequence_reader import compute_logits, sees_ahead
 from regard.mechanism.arguments import check_choice, check_instance, describe_value
 from regard.observe.attention_changes import REPLACEMENTS, KnockOut, name_layer
-from regard.observe.head_classification import classify_heads
-from regard.observe.head_kinds import EFFECT, TEXT_EFFECT, THRESHOLDS, infer_kind
-from regard.observe.head_scores import HeadOptions
+from regard.observe.classification.head_classification import classify_heads
+from regard.observe.classification.head_kinds import EFFECT, TEXT_EFFECT, THRESHOLDS, infer_kind
+from regard.observe.classification.head_scores import HeadOptions
 from regard.observe.head_table import Head, Heads
 from regard.observe.intervene import intervene
 from regard.observe.map_view import MapView

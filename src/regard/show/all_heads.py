@@ -14,8 +14,8 @@ from regard.errors import ConfigError
 from regard.map import AttentionMap
 from regard.map.implicit_map import ImplicitMap
 from regard.observe import Recording
-from regard.observe.repeated_calls import split_calls
-from regard.observe.run import IMPLICIT
+from regard.observe.classification.repeated_calls import split_calls
+from regard.observe.recorded_runs.run import IMPLICIT
 from regard.show.axis_words import choose_map_kind
 from regard.show.color_scale import LinearScale, choose_scale, choose_signed_scale
 from regard.show.figure import (

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from regard.errors import ConfigError
 from regard.observe import Recording
-from regard.observe.run import IMPLICIT, KINDS
-from regard.observe.words import MARKS, TextPair, Words
+from regard.observe.recorded_runs.run import IMPLICIT, KINDS
+from regard.observe.recorded_runs.words import MARKS, TextPair, Words
 
 AxisWords = tuple[list[str], list[str]]
 Size = tuple[int, int]

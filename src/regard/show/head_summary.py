@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.map import AttentionMap
 from regard.observe import Recording
-from regard.observe.head_kinds import ACTIONS, TELLING_KINDS, UNCLEAR
+from regard.observe.classification.head_kinds import ACTIONS, TELLING_KINDS, UNCLEAR
 from regard.observe.head_table import Head, Heads
 from regard.observe.map_view import MapView
 from regard.show.axis_words import AxisWords, get_axis_words

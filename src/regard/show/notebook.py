@@ -17,9 +17,9 @@ from regard.map.implicit_map import ImplicitMap
 from regard.map.pooling import bin_edges
 from regard.mechanism import Steps
 from regard.observe import Recording
-from regard.observe.head_scores import UNBOUNDED_SCORES
+from regard.observe.classification.head_scores import UNBOUNDED_SCORES
 from regard.observe.head_table import Heads
-from regard.observe.run import KINDS
+from regard.observe.recorded_runs.run import KINDS
 from regard.show.axis_words import get_key_words
 from regard.show.color_ramp import choose_ink, shade
 from regard.show.color_scale import MAX_LINEAR_TOKENS, MIN_LOG_WEIGHT, LinearScale, Log, Scale, choose_scale

@@ -9,8 +9,8 @@ from rich.text import Text
 from torch import Tensor
 
 from regard.observe import Recording
-from regard.observe.places import EMPTY, PatchGrid
 from regard.observe.text_table import align_columns
+from regard.observe.token_places.places import EMPTY, PatchGrid
 from regard.show.color_scale import LinearScale
 from regard.show.heat_map import format_cell, format_half_blocks, get_cell_style, wrap_sentence
 from regard.show.patch_weights import PatchWeights, describe_others, describe_undefined, describe_unseen, find_patch_layers

@@ -11,9 +11,9 @@ from regard.errors import ConfigError, OutOfRangeError
 from regard.mechanism.arguments import check_choice, check_index, check_instance, check_integer, describe_value
 from regard.observe import Recording
 from regard.observe.attribution import Attribution
-from regard.observe.image_tower import CLASS_TOKEN
-from regard.observe.places import EMPTY, HINT, PatchGrid, list_places
 from regard.observe.rollout import roll_out_until
+from regard.observe.token_places.image_tower import CLASS_TOKEN
+from regard.observe.token_places.places import EMPTY, HINT, PatchGrid, list_places
 from regard.show.axis_words import find_words, match_words
 from regard.show.terminal import truncate_end
 

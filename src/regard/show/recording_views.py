@@ -10,8 +10,8 @@ from torch import Tensor
 
 from regard.errors import ConfigError
 from regard.observe import Recording
-from regard.observe.head_classification import classify_heads
-from regard.observe.head_scores import HeadOptions
+from regard.observe.classification.head_classification import classify_heads
+from regard.observe.classification.head_scores import HeadOptions
 from regard.show.axis_words import AxisWords, find_word, get_axis_words, strip_markers
 from regard.show.color_scale import Log
 from regard.show.heat_map import render_heat_map, render_nan_note, wrap_sentence

@@ -3,8 +3,8 @@
 import torch
 
 from regard.observe import Recording
+from regard.observe.recorded_runs.token_mixers import list_token_mixers
 from regard.observe.rollout import rollout as rolled
-from regard.observe.token_mixers import list_token_mixers
 from regard.show.axis_words import get_key_words
 from regard.show.color_scale import Log, Signed
 from regard.show.figure import Picture, draw_sheet, format_word, make_panel

@@ -13,8 +13,8 @@ from regard.map import AttentionMap
 from regard.map.implicit_map import ImplicitMap
 from regard.mechanism.arguments import check_index, check_instance, check_number, describe_value
 from regard.observe import Recording
-from regard.observe.places import AudioFrames
-from regard.observe.run import IMPLICIT
+from regard.observe.recorded_runs.run import IMPLICIT
+from regard.observe.token_places.places import AudioFrames
 from regard.show.axis_words import choose_map_kind, get_axis_words
 from regard.show.color_scale import Signed
 from regard.show.figure import COLORMAP, FAINT, INKS, MIN_TEXT_SIZE, PAPER, SIGNED_COLORMAP, TEXT_SIZE, Picture, format_word

@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from regard.atomic_write import write_atomically
 from regard.errors import DataError
-from regard.observe.head_kinds import THRESHOLDS
+from regard.observe.classification.head_kinds import THRESHOLDS
 from regard.show.figure import DASHES, FAINT, INKS, MARKERS, TEXT_SIZE, Array, Picture, label_points, style_axes
 
 Row = Mapping[str, Any]  # a line of a run's log.jsonl or heads.jsonl

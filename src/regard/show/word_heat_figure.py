@@ -8,7 +8,7 @@ import numpy as np
 from regard.errors import ConfigError
 from regard.mechanism.arguments import check_sequence
 from regard.observe import Recording
-from regard.observe.diffusion import list_prompt_words, word_heat_map
+from regard.observe.token_places.diffusion import list_prompt_words, word_heat_map
 from regard.show.color_scale import LinearScale
 from regard.show.figure import Picture
 from regard.show.image_input import load_image

@@ -422,7 +422,7 @@ def test_the_block_ends_inside_a_forward():
 
 
 def test_nothing_breaks_where_attention_cannot_be_recorded(monkeypatch):
-    from regard.observe.kv_history import KVHistory
+    from regard.observe.stored_calls.kv_history import KVHistory
 
     def fails(*args, **kwargs):
         raise RuntimeError("broken")

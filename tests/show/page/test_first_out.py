@@ -7,7 +7,7 @@ import regard
 from regard import Causal, Window
 from regard.map.codes import decode_weights
 from regard.mechanism import Given, Prefix
-from regard.observe.head_classification import heads
+from regard.observe.classification.head_classification import heads
 from show.page.server_client import in_steps, open_client, record_sorter, rows_and_keys
 
 

@@ -8,7 +8,7 @@ import torch
 
 import regard
 from regard.models.gpt2_adapter import GPT2Adapter
-from regard.observe import head_classification
+from regard.observe.classification import head_classification
 from regard.show.page import model_adapter
 from show.page.server_client import join_server_threads, make_sorter, open_client, record_sorter, rows_and_keys, wait_until
 

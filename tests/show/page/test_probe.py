@@ -6,7 +6,7 @@ import torch
 import regard
 from regard import GPT2
 from regard.models.gpt2_adapter import GPT2Adapter
-from regard.observe.head_kinds import TELLING_KINDS
+from regard.observe.classification.head_kinds import TELLING_KINDS
 from show.page.server_client import make_sorter, open_client, record_sorter
 
 

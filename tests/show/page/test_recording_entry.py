@@ -7,7 +7,7 @@ import regard
 from regard import ConfigError
 from regard.models.transformer import Transformer
 from regard.observe.interception.attention_call import MissedCall
-from regard.observe.kv_history import KVHistory
+from regard.observe.stored_calls.kv_history import KVHistory
 from regard.show.page import recording_entry as entries
 from regard.show.page.head_table import stream_head_table
 from regard.show.page.recording_entry import HeadPlace, RecordingEntry, summarize_entry

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.map.computed_bias import drop_repeated_axes
 from regard.observe.interception.thread_state import STATE
-from regard.observe.mask_inference import InferredRule, infer_rule
+from regard.observe.stored_calls.mask_inference import InferredRule, infer_rule
 
 Inferred = TypeVar("Inferred")
 MASKS = 8  # cached until the forward ends

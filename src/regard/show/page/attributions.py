@@ -19,8 +19,8 @@ from regard.map.pyramid import MOST_LEVELS, TILE
 from regard.map.visible_pixels import find_visible_pixels
 from regard.observe import Recording, record
 from regard.observe.attribution import Attribution
-from regard.observe.kv_history import StoredCall
-from regard.observe.repeated_calls import split_calls
+from regard.observe.classification.repeated_calls import split_calls
+from regard.observe.stored_calls.kv_history import StoredCall
 from regard.show.page.head_pictures import THUMBNAIL_PIXELS
 from regard.show.page.image_pulls import compute_visible_rows
 from regard.show.page.memory_size import count_storage_bytes

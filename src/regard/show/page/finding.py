@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from regard.observe import detectors, patterns
-from regard.observe.head_classification import classify_heads
-from regard.observe.head_kinds import MIN_SUPPORT, TELLING_KINDS
-from regard.observe.head_scores import HeadOptions
+from regard.observe.classification.head_classification import classify_heads
+from regard.observe.classification.head_kinds import MIN_SUPPORT, TELLING_KINDS
+from regard.observe.classification.head_scores import HeadOptions
 from regard.observe.head_table import Head, quote_word
 from regard.observe.map_view import MapView
 from regard.observe.patterns import Duplicate, Induction
+from regard.observe.recorded_runs.words import convert_to_ids
 from regard.observe.score_interval import QueryScores, Score
-from regard.observe.words import convert_to_ids
 from regard.show.number_format import format_count
 from regard.show.page.head_pictures import Alive
 from regard.show.page.head_table import stream_head_table

@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from regard.observe.head_classification import classify_heads, describe_wordless_keys
-from regard.observe.head_kinds import RULES, TELLING_KINDS
-from regard.observe.head_scores import HeadOptions, define_user_scores
+from regard.observe.classification.head_classification import classify_heads, describe_wordless_keys
+from regard.observe.classification.head_kinds import RULES, TELLING_KINDS
+from regard.observe.classification.head_scores import HeadOptions, define_user_scores
 from regard.observe.head_table import Head
 from regard.show.page.head_pictures import Alive
 from regard.show.page.recording_entry import HeadPlace, RecordingEntry

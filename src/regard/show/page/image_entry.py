@@ -5,7 +5,7 @@ from typing import Any
 
 from regard.observe import Recording
 from regard.observe.attribution import Attribution
-from regard.observe.head_scores import HeadOptions, UserScore
+from regard.observe.classification.head_scores import HeadOptions, UserScore
 from regard.show.image_input import load_images
 from regard.show.page.image_places import encode_image
 from regard.show.page.image_pulls import UNNAMED, check_pull

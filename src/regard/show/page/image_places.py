@@ -12,9 +12,9 @@ from torch import Tensor
 from regard.errors import ConfigError, ShapeError
 from regard.map.codes import encode_weights
 from regard.observe import Recording
-from regard.observe.places import AudioFrames, PatchGrid, Place
+from regard.observe.recorded_runs.token_mixers import SELF, list_token_mixers
 from regard.observe.rollout import find_moved_layer, iterate_rollouts
-from regard.observe.token_mixers import SELF, list_token_mixers
+from regard.observe.token_places.places import AudioFrames, PatchGrid, Place
 from regard.show.image_input import Pixels
 
 MAX_SIDE = 1024  # pixels of an image on the page

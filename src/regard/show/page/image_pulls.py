@@ -11,8 +11,8 @@ from regard.map.attribution_map import AttributionMap
 from regard.mechanism.arguments import check_instance
 from regard.observe import Recording
 from regard.observe.attribution import Attribution
-from regard.observe.places import PatchGrid
-from regard.observe.run import Run
+from regard.observe.recorded_runs.run import Run
+from regard.observe.token_places.places import PatchGrid
 
 MAX_PULL_BYTES, NUMBER_BYTES = 8 * 2**20, 4  # of all entries in a file, before compression; of one
 UNNAMED = "the number"

@@ -13,7 +13,7 @@ from regard.map.attribution_passes import gather_blocks
 from regard.map.implicit_map import ImplicitBlock, ImplicitMap
 from regard.map.pooling import How, bin_edges
 from regard.observe.implicit_history import join_head_maps
-from regard.observe.run import IMPLICIT, HistoryKey, Run
+from regard.observe.recorded_runs.run import IMPLICIT, HistoryKey, Run
 
 FindListName = Callable[[str, str, int, set[int]], str | None]  # of a kind, a module, an axis and lengths
 PICTURE_PIXELS = 256  # maximum pixels along each side of a picture

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from regard.map import AttentionMap
 from regard.observe import Recording
-from regard.observe.kv_history import KVHistory
 from regard.observe.map_view import MapView
+from regard.observe.stored_calls.kv_history import KVHistory
 
 
 def measure_recording(recording: Recording) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from regard.errors import ConfigError, DataError
-from regard.observe.run import KINDS
+from regard.observe.recorded_runs.run import KINDS
 from regard.show.page.recording_entry import HeadPlace
 
 INTEGER = re.compile(r"[0-9]{1,9}")

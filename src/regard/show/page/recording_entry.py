@@ -14,15 +14,15 @@ from regard.errors import ConfigError
 from regard.map import AttentionMap
 from regard.map.implicit_map import ImplicitMap
 from regard.observe import Recording
-from regard.observe.head_scores import UserScore
+from regard.observe.classification.head_scores import UserScore
+from regard.observe.classification.repeated_calls import split_calls
 from regard.observe.head_table import Head
-from regard.observe.joined_maps import join_maps
-from regard.observe.kv_history import KVHistory
-from regard.observe.places import AudioFrames
-from regard.observe.repeated_calls import split_calls
-from regard.observe.run import KINDS
-from regard.observe.words import TextPair, select_axis_words
-from regard.observe.words import split_rows as by_row
+from regard.observe.recorded_runs.run import KINDS
+from regard.observe.recorded_runs.words import TextPair, select_axis_words
+from regard.observe.recorded_runs.words import split_rows as by_row
+from regard.observe.stored_calls.joined_maps import join_maps
+from regard.observe.stored_calls.kv_history import KVHistory
+from regard.observe.token_places.places import AudioFrames
 from regard.show.axis_words import choose_attention_kind
 from regard.show.page import memory_size
 from regard.show.page.image_places import GridTable, can_roll_out, name_places

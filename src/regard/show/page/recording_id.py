@@ -9,8 +9,8 @@ from torch import Tensor
 
 from regard.observe import Recording
 from regard.observe.implicit_history import StoredRecurrence
-from regard.observe.kv_history import KVHistory, StoredCall
-from regard.observe.words import TextPair
+from regard.observe.recorded_runs.words import TextPair
+from regard.observe.stored_calls.kv_history import KVHistory, StoredCall
 from regard.show.page.model_adapter import ModelAdapter
 from regard.show.page.translator_adapter import TranslatorAdapter
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from regard.map.hiding_bias import replace_hiding_numbers
 from regard.mechanism import Given, Prefix
 from regard.observe import Recording
-from regard.observe.kv_history import KVHistory, StoredCall
 from regard.observe.map_view import MapView
+from regard.observe.stored_calls.kv_history import KVHistory, StoredCall
 
 
 def select_head(recording: Recording, kind: str, part: str | None, layer: int, head: int) -> Recording:

@@ -18,7 +18,7 @@ import uvicorn
 from regard.errors import ConfigError, RegardError
 from regard.observe import Recording
 from regard.observe.attribution import Attribution
-from regard.observe.head_scores import HeadOptions, UserScore
+from regard.observe.classification.head_scores import HeadOptions, UserScore
 from regard.show.page.head_pictures import load_passes
 from regard.show.page.image_entry import make_entry
 from regard.show.page.image_pulls import UNNAMED

@@ -14,9 +14,9 @@ from regard.errors import ConfigError
 from regard.map.attribution_map import AttributionMap
 from regard.observe import Recording
 from regard.observe.attention_changes import name_layer
-from regard.observe.head_scores import UserScore
+from regard.observe.classification.head_scores import UserScore
 from regard.observe.head_table import Heads
-from regard.observe.part_names import find_module_path
+from regard.observe.recorded_runs.part_names import find_module_path
 from regard.probe.probe_heads import probe_heads
 from regard.show.page import attributions, gallery, translator_adapter, word_influence
 from regard.show.page.finding import LEAK, OpeningFinding, find_finding, find_head_finding

@@ -20,7 +20,7 @@ from regard.map.pyramid import TILE
 from regard.mechanism.arguments import check_path
 from regard.observe import Recording
 from regard.observe.attribution import Attribution
-from regard.observe.head_scores import UserScore
+from regard.observe.classification.head_scores import UserScore
 from regard.observe.map_view import MapView
 from regard.policy_audit import Audit
 from regard.show.page.audit_page import render_audit

@@ -12,8 +12,8 @@ import torch
 
 from regard.errors import ConfigError
 from regard.evaluation_mode import evaluate_mode
-from regard.observe.head_classification import heads
-from regard.observe.head_kinds import THRESHOLDS
+from regard.observe.classification.head_classification import heads
+from regard.observe.classification.head_kinds import THRESHOLDS
 from regard.observe.head_table import Head, Heads
 from regard.observe.record import record
 from regard.probe.probe_heads import probe_heads

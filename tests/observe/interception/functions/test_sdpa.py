@@ -17,7 +17,7 @@ from regard import AttentionMap, Causal, Everything, Given, KnockOut, intervene
 from regard.mechanism import Mask
 from regard.observe import record
 from regard.observe.interception import forward_cache
-from regard.observe.mask_inference import infer_rule
+from regard.observe.stored_calls.mask_inference import infer_rule
 
 B, H, G, Q, K, D, E = 2, 6, 3, 5, 7, 4, 3
 

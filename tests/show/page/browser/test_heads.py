@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import regard
-from regard.observe.head_kinds import TELLING_KINDS
+from regard.observe.classification.head_kinds import TELLING_KINDS
 from regard.show.page.session import Session
 from show.page.browser.page_waits import link, wait_until, wait_until_quiet, wait_until_settled
 from show.page.browser.recordings import PLAIN, draw_queries_and_keys, expect_digits, record_layers, space_words

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import regard
+from observe.classification.test_repeated_calls import Sees
 from observe.family import Widened
-from observe.test_repeated_calls import Sees
 from regard.models import GPT2
-from regard.observe.repeated_calls import split_calls
+from regard.observe.classification.repeated_calls import split_calls
 from regard.show.page import image_pulls
 from regard.show.page.image_entry import make_entry
 from regard.show.page.model_adapter import adapt_model

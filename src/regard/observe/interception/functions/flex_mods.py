@@ -15,7 +15,7 @@ from regard.mechanism.scores import score_dtype
 from regard.observe.interception.forward_cache import cache_in_forward
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.thread_state import InterceptionPause
-from regard.observe.mask_inference import ROWS, infer_table_rule
+from regard.observe.stored_calls.mask_inference import ROWS, infer_table_rule
 
 MOST_SEEN = 2**30  # entries of the table of a mask function
 MOST_ADDED = 2**27  # entries of the bias of a score_mod

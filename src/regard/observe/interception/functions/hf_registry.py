@@ -23,7 +23,7 @@ from regard.observe.interception.patching import AttributePatch
 from regard.observe.interception.plain_tensors import UnreadableError, is_distributed, unwrap_tensor
 from regard.observe.interception.provenance import has_separate_sources
 from regard.observe.interception.thread_state import STATE
-from regard.observe.mask_inference import InferredRule, infer_rule_with_bias
+from regard.observe.stored_calls.mask_inference import InferredRule, infer_rule_with_bias
 
 MODULE = "transformers.modeling_utils"
 GENERATION = "transformers.generation.utils"

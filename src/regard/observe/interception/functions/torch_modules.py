@@ -21,7 +21,7 @@ from regard.observe.interception.patching import AttributePatch, PatchSet
 from regard.observe.interception.plain_tensors import disable_modes, unwrap_tensor
 from regard.observe.interception.provenance import has_separate_sources
 from regard.observe.interception.thread_state import STATE
-from regard.observe.mask_inference import InferredRule, infer_rule
+from regard.observe.stored_calls.mask_inference import InferredRule, infer_rule
 
 FORWARD = F.multi_head_attention_forward
 ENCODER_LAYER = torch._transformer_encoder_layer_fwd

@@ -24,7 +24,7 @@ from observe.interception.handwritten.chunk_forms import (
 from observe.recording_checks import EQUAL, assert_equal, assert_same_mechanism, record_and_compare
 from regard.observe.interception.handwritten.linear.chunk_states import FEW
 from regard.observe.interception.handwritten.linear.chunked_attention import CARRIED
-from regard.observe.run_tracker import UNKNOWN_STATE
+from regard.observe.recorded_runs.run_tracker import UNKNOWN_STATE
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 

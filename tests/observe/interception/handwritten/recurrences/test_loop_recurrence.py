@@ -26,7 +26,7 @@ from regard.observe.interception.handwritten.recurrences.loop_recurrence import 
 from regard.observe.interception.handwritten.recurrences.own_terms import SCALED
 from regard.observe.interception.handwritten.recurrences.state_loop import CHANGED
 from regard.observe.interception.handwritten.recurrences.token_joiner import BACKWARDS
-from regard.observe.run_tracker import UNKNOWN_STATE
+from regard.observe.recorded_runs.run_tracker import UNKNOWN_STATE
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 

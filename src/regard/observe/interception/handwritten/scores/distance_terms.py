@@ -21,7 +21,7 @@ from regard.observe.interception.handwritten.products.traces import MovedEntries
 from regard.observe.interception.handwritten.scores.axis_groups import Groups
 from regard.observe.interception.handwritten.scores.entry_sources import FRACTION, are_places, find_sources
 from regard.observe.interception.plain_tensors import UnreadableError
-from regard.observe.mask_inference import ROWS
+from regard.observe.stored_calls.mask_inference import ROWS
 
 
 def follow_distances(table: AxisTable, moved: MovedEntries) -> ScoreForm | None:

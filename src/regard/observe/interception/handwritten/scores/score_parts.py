@@ -13,7 +13,7 @@ from regard.mechanism.scores import score_dtype
 from regard.observe.interception.forward_cache import infer_once
 from regard.observe.interception.handwritten.scores.distance_terms import RelativeTerm
 from regard.observe.interception.plain_tensors import UnreadableError
-from regard.observe.mask_inference import infer_rule, infer_rule_with_bias
+from regard.observe.stored_calls.mask_inference import infer_rule, infer_rule_with_bias
 
 FILLED = -1e3  # a larger number that is filled in or added does not hide a key
 ROUNDING = 4  # times the rounding of the largest entry, by which the shift of a row may differ from key to key

@@ -1,0 +1,1 @@
+"""Scores of heads by the detectors, and the kinds that follow from them."""

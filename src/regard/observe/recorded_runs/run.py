@@ -1,0 +1,275 @@
+"""Run: one forward of a model, or a prompt and the steps that continued it, with one map for each layer; its calls."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from regard.errors import ConfigError, MissingNameError, OutOfRangeError
+from regard.map import AttentionMap, DifferentiableMap
+from regard.map.implicit_map import ImplicitMap
+from regard.mechanism.arguments import check_choice, check_flag, check_instance, check_integer, describe_value
+from regard.observe.implicit_history import ImplicitCall, ImplicitHistory, join_head_maps
+from regard.observe.recorded_runs.part_names import find_default_part, is_in_part, join_names, list_part_names
+from regard.observe.stored_calls.joined_maps import (
+    find_key_growth,
+    have_equal_weights,
+    join_differentiable_maps,
+    join_maps,
+    require_packed,
+)
+from regard.observe.stored_calls.kv_history import KVHistory, StoredCall
+from regard.observe.token_places.media import Media
+
+KINDS = ("self", "cross")  # of attention with a softmax
+IMPLICIT = "implicit"  # the kind of attention without one
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One attention call: the path of the innermost module that made it, its kind (self or cross), its step in the run."""
+
+    history: KVHistory = field(repr=False)
+    stored: StoredCall = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        """The path of the module in the model."""
+        return self.history.name
+
+    @property
+    def kind(self) -> str:
+        """The kind of attention: self or cross."""
+        return self.history.kind
+
+    @property
+    def step(self) -> int:
+        """The number of the forward in its run: 0 is the prompt, later ones continue it through a cache."""
+        return self.stored.step
+
+    @property
+    def map(self) -> AttentionMap:
+        """The map (b, h, q, k) of this call's queries on all keys that they could see."""
+        return self.history.build_call_map(self.stored)
+
+    def __repr__(self) -> str:
+        q, k = self.stored.q, self.stored.stop - self.stored.first
+        return f"Call({self.name!r}, {self.kind}, step {self.step}, (b, h, q, k) = {(*q.shape[:3], k)})"
+
+
+Positions = tuple[Tensor | None, Tensor | None]  # of queries (b, q) and keys (b, k) in images, as pixel_positions.py has them
+HistoryKey = tuple[str, str, int, int]  # name, kind, visit of the module in a forward, call in the visit
+
+
+@dataclass(eq=False)
+class Run:
+    """One forward of the model, or a prompt and the steps that continued it."""
+
+    histories: dict[HistoryKey, KVHistory] = field(default_factory=dict)
+    calls: list[Call | ImplicitCall] = field(default_factory=list)
+    parent_rows: dict[int, Tensor] = field(default_factory=dict)
+    rows: list[int | None] = field(default_factory=list)  # by sequence that generate returned: the row of the maps, or None
+    implicit_histories: dict[HistoryKey, ImplicitHistory] = field(default_factory=dict)
+    media: Media | None = None  # the sizes of the images or the sound that the model was given; not saved
+    positions: dict[tuple[str, str], Positions] = field(default_factory=dict)  # of layers, by path and kind; not saved
+
+    def add_positions(self, layer: tuple[str, str], positions: Positions) -> None:
+        """Add the positions of a call of a layer; those of several calls that differ are not known."""
+        before = self.positions.setdefault(layer, positions)
+        if before is not positions and not all(
+            x is not None and y is not None and torch.equal(x, y) for x, y in zip(before, positions, strict=True)
+        ):
+            self.positions[layer] = None, None
+
+    @property
+    def softmax_calls(self) -> list[Call]:
+        """The calls of attention with a softmax, in order."""
+        return [call for call in self.calls if isinstance(call, Call)]
+
+    @property
+    def names(self) -> list[str]:
+        """The recorded modules, in the order they first ran."""
+        return list(dict.fromkeys(call.name for call in self.calls))
+
+    @property
+    def parts(self) -> list[str]:
+        """The parts of a model that has several (encoder and decoder, or towers); empty for any other."""
+        return list(list_part_names(tuple(dict.fromkeys(call.name for call in self.softmax_calls)) or tuple(self.names)))
+
+    def layers(self, kind: str = "self", part: str | None = None) -> list[str]:
+        """Return the modules of a kind and a part in the order they first ran; one that a forward visits n times, n times."""
+        return [name for name, _ in self.list_visits(kind, part)]
+
+    def list_visits(self, kind: str, part: str | None) -> list[tuple[str, int]]:
+        """Return the modules of a kind and a part with the number of each visit, in the order they first ran.
+
+        Raises MissingNameError if no recorded module belongs to the part.
+        """
+        check_choice("kind", kind, (*KINDS, IMPLICIT))
+        if part is None:
+            part = find_default_part(self.parts)
+        elif not any(is_in_part(name, check_instance("part", part, str)) for name in self.names):
+            raise MissingNameError(
+                f"part {describe_value(part)} is not in the path of any recorded module. The parts are: "
+                f"{', '.join(self.parts) or 'none'}."
+            )
+        return [(name, visit) for name, visit in self.list_all_visits(kind) if part is None or is_in_part(name, part)]
+
+    def list_all_visits(self, kind: str) -> list[tuple[str, int]]:
+        """Return the modules of a kind, of all parts, with the number of each visit."""
+        histories = self.implicit_histories if kind == IMPLICIT else self.histories
+        return list(dict.fromkeys((name, visit) for name, one, visit, _ in histories if one == kind))
+
+    def list_ordered_layers(self, kinds: Sequence[str], part: str | None) -> list[tuple[str, int]]:
+        """Return kind and number, among the layers of that kind, of the layers of some kinds, in the order they first ran."""
+        places: dict[tuple[str, str], list[int]] = {}
+        for place, call in enumerate(self.calls):
+            places.setdefault((call.name, call.kind), []).append(place)
+        visits = {kind: self.list_visits(kind, part) for kind in kinds}
+        first: dict[tuple[str, int], int] = {}
+        for name, kind, visit, _ in (*self.histories, *self.implicit_histories):
+            own = places.get((name, kind))  # the calls of a module come in the order of its visits
+            place = own.pop(0) if own else len(self.calls)
+            if (name, visit) in visits.get(kind, ()):
+                first.setdefault((kind, visits[kind].index((name, visit))), place)
+        return sorted(first, key=lambda layer: first[layer])
+
+    def list_named_visits(self, layer: str, kind: str, part: str | None) -> list[tuple[str, int]]:
+        """Return a module with the number of each of its visits of a kind; none if it is not in the part."""
+        if part is not None and not is_in_part(layer, part):
+            return []
+        return [(name, visit) for name, visit in self.list_all_visits(kind) if name == layer]
+
+    @overload
+    def map(  # type: ignore[overload-overlap]
+        self, layer: int | str, head: int | None = None, *, kind: Literal["implicit"], part: str | None = None
+    ) -> ImplicitMap: ...
+
+    @overload
+    def map(
+        self, layer: int | str, head: int | None = ..., kind: str = ..., part: str | None = ..., grad: Literal[False] = ...
+    ) -> AttentionMap: ...
+
+    @overload
+    def map(
+        self, layer: int | str, head: int | None = ..., kind: str = ..., part: str | None = ..., *, grad: Literal[True]
+    ) -> DifferentiableMap: ...
+
+    def map(
+        self, layer: int | str, head: int | None = None, kind: str = "self", part: str | None = None, grad: bool = False
+    ) -> AttentionMap | DifferentiableMap | ImplicitMap:
+        """Return the map of a layer, (b, h, q, k), or of one of its heads, (b, 1, q, k), with all steps of the run joined.
+
+        layer is a module's name, or a number among the modules of that kind in the order they first ran. head is its number in
+        the model, whichever heads were recorded. part is "encoder", "decoder" or another component of the modules' paths; by
+        default the decoder, if the model has one. kind is "self" or "cross", or "implicit" for the ImplicitMap of a layer
+        without a softmax, whose heads are its channels where it has no heads. With grad=True it is a DifferentiableMap, through
+        which a loss on the weights reaches the model: of one forward that was recorded with keep="values" and with gradients.
+        Raises ConfigError for a layer, a head or a part that was not recorded, or if there is no graph.
+        """
+        if check_choice("kind", kind, (*KINDS, IMPLICIT)) == IMPLICIT:
+            if check_flag("grad", grad):
+                raise ConfigError("the map of a layer without a softmax has no graph: its factors are stored as they are.")
+            implicit = join_head_maps([one.build_map() for one in self.find_implicit_histories(layer, part)])
+            return implicit if head is None else implicit.select(heads=[check_integer("head", head, ", or None for all")])
+        histories = self.find_histories(layer, kind, part)
+        found = join_differentiable_maps(histories) if check_flag("grad", grad) else join_maps(histories)
+        heads = histories[0].heads
+        if head is None:
+            return found
+        head = check_integer("head", head, ", or None for all")
+        if head in heads:
+            return found.select(heads=[heads.index(head)])
+        if histories[0].selected_heads is None and -len(heads) <= head < 0:
+            return found.select(heads=[head])
+        kept = f"0 to {len(heads) - 1}" if histories[0].selected_heads is None else join_names(list(map(str, heads)))
+        raise OutOfRangeError(f"head must be one of the recorded heads, {kept}; got {describe_value(head)}.")
+
+    def heads(self, layer: int | str, kind: str = "self", part: str | None = None) -> tuple[int, ...]:
+        """Return the numbers in the model of a layer's recorded heads, in the order of its map."""
+        if check_choice("kind", kind, (*KINDS, IMPLICIT)) == IMPLICIT:
+            return tuple(range(sum(len(one.heads) for one in self.find_implicit_histories(layer, part))))
+        return self.find_histories(layer, kind, part)[0].heads
+
+    def values(self, layer: int | str, kind: str = "self", part: str | None = None) -> Tensor | None:
+        """Return the values (b, g, k, e) of a layer; None if the recording did not keep them, as it does of implicit ones."""
+        if check_choice("kind", kind, (*KINDS, IMPLICIT)) == IMPLICIT:
+            return torch.cat([one.join_values() for one in self.find_implicit_histories(layer, part)], 1)
+        histories = self.find_histories(layer, kind, part)
+        found = [history.join_values() for history in histories]
+        kept = [x for x in found if x is not None]
+        if not kept or len(kept) < len(found):
+            return None
+        if len(kept) > 1:
+            asked = [history.build_map().planes.request for history in histories]
+            if have_equal_weights(asked):
+                return torch.cat(kept, 3)
+            if find_key_growth([one.k for one in asked], [one.q.shape[2] for one in asked]) is not None:
+                return kept[-1]
+            require_packed(histories)
+        return torch.cat(kept, 2)
+
+    def residual(self, layer: int | str, part: str | None = None) -> Tensor:
+        """Return the residual stream after the block of a layer with self-attention, (b, t, c).
+
+        Raises ConfigError if it was not kept, or if the layer is in no block of its own.
+        """
+        if not self.list_visits("self", part) and self.list_visits(IMPLICIT, part):
+            raise ConfigError("the residual stream is kept after self-attention with a softmax, and this model has none.")
+        histories = self.find_histories(layer, "self", part)
+        found = histories[0].join_residuals() if len(histories) == 1 else None
+        if found is None:
+            raise ConfigError(
+                f"the residual stream after {histories[0].name} was not kept: record with keep='residual', a layer that is "
+                "the only self-attention of a module that stands in a list of modules and hands on the stream."
+            )
+        return found
+
+    def find_histories(self, layer: int | str, kind: str, part: str | None) -> list[KVHistory]:
+        """Return the histories of a layer: one for each call that one visit of its module makes."""
+        check_choice("kind", kind, KINDS)
+        visit = self.find_visit(layer, kind, part)
+        return [history for (name, one, turn, _), history in self.histories.items() if (name, turn) == visit and one == kind]
+
+    def find_implicit_histories(self, layer: int | str, part: str | None) -> list[ImplicitHistory]:
+        """Return the histories of a layer without a softmax: one for each call that one visit of its module makes."""
+        visit = self.find_visit(layer, IMPLICIT, part)
+        return [history for (name, _, turn, _), history in self.implicit_histories.items() if (name, turn) == visit]
+
+    def find_visit(self, layer: int | str, kind: str, part: str | None) -> tuple[str, int]:
+        """Return the module of a layer and the number of its visit. Raises ConfigError if it was not recorded."""
+        visits = self.list_visits(kind, part)
+        if isinstance(layer, str):
+            named = self.list_named_visits(layer, kind, part)
+            if not named:
+                kinds = [one for one in (*KINDS, IMPLICIT) if self.list_named_visits(layer, one, part)]
+                if kinds:
+                    raise MissingNameError(
+                        f"no {kind} attention of {describe_value(layer)} was recorded: it has {join_names(kinds)} attention. "
+                        f"Pass kind={kinds[0]!r}."
+                    )
+                others = [one for one in self.names if one != layer]
+                raise MissingNameError(
+                    f"no {kind} attention of {describe_value(layer)} was recorded. Recorded: {join_names(others)}."
+                )
+            if len(named) > 1:
+                raise ConfigError(
+                    f"{layer} ran {len(named)} times in one forward: pass the number of a run, layer=0 to {len(visits) - 1}, "
+                    f"or use recording[{layer!r}]."
+                )
+            return named[0]
+        number = check_integer("layer", layer, " or a module's name")
+        if not visits:
+            other = [one for one in (*KINDS, IMPLICIT) if one != kind and self.list_visits(one, part)]
+            hint = f", but {join_names(other)} attention: pass kind={other[0]!r}" if other else ""
+            raise OutOfRangeError(f"no {kind} attention was recorded{hint}.")
+        if not -len(visits) <= number < len(visits):
+            raise OutOfRangeError(
+                f"layer must be below {len(visits)}, the recorded {kind} attentions; got {describe_value(number)}."
+            )
+        return visits[number]
+
+    def __repr__(self) -> str:
+        return f"Run({len(self.calls)} calls of {len(self.names)} modules)"

@@ -1,0 +1,94 @@
+"""The layers of a recording that mix the tokens of one text, with a softmax and without, in the order they ran."""
+
+from collections.abc import Sequence
+
+from regard.errors import ConfigError
+from regard.map.convolution import Convolution
+from regard.map.linear_recurrence import LinearRecurrence
+from regard.mechanism.arguments import check_index
+from regard.observe.recorded_runs.part_names import find_module_path
+from regard.observe.recorded_runs.run import IMPLICIT, Run
+
+SELF = "self"
+Layer = tuple[str, int | str]  # its kind, and its number among the layers of that kind or its name
+
+
+def list_token_mixers(run: Run, kind: str | None, part: str | None) -> list[tuple[str, int]]:
+    """Return the layers of a kind, or with None those of self-attention with and without a softmax, in the order they ran.
+
+    Raises ConfigError if a block has layers of both kinds, if a layer without a softmax may be cross attention, or if a layer
+    is one of several calls of a module.
+    """
+    check_modules(run.layers(kind or SELF, part))
+    if kind is not None or not run.layers(IMPLICIT, part):
+        known = SELF if kind is None else kind
+        return [(known, number) for number in range(len(run.layers(known, part)))]
+    names = {one: run.layers(one, part) for one in (SELF, IMPLICIT)}
+    softmaxes = set(names[SELF])  # a module that subtracts contexts of softmaxes has their signed map too: it counts once
+    names[IMPLICIT] = [name for name in names[IMPLICIT] if name not in softmaxes]
+    check_blocks(names)
+    found = []
+    for one, number in run.list_ordered_layers((SELF, IMPLICIT), part):
+        name = run.layers(one, part)[number]
+        if one == IMPLICIT and name in softmaxes:
+            continue
+        found.append((one, number))
+        mechanism = run.map(number, kind="implicit", part=part).mechanism if one == IMPLICIT else None
+        if (
+            mechanism is not None
+            and not isinstance(mechanism, LinearRecurrence | Convolution)
+            and not is_causal(run, number, part)
+        ):
+            raise ConfigError(
+                f"{name} has no softmax, and whether its keys are the tokens of its queries is not recorded: pass "
+                f"kind={SELF!r} for the layers with a softmax alone, or kind={IMPLICIT!r} for those without, if they are."
+            )
+    return found
+
+
+def resolve_mixers(run: Run, layers: Sequence[int | str] | None, kind: str | None, part: str | None) -> list[Layer]:
+    """Return layers, by their names or their numbers among those of list_token_mixers, or all of them."""
+    known = list_token_mixers(run, kind, part)
+    kinds = {one for one, _ in known}
+    if layers is None:
+        return [*known]
+    if len(kinds) < 2:
+        only = next(iter(kinds), SELF)
+        return [(only, layer) for layer in layers]
+    found: list[Layer] = []
+    for layer in layers:
+        if isinstance(layer, str):
+            found.append((SELF if layer in run.layers(SELF, part) else IMPLICIT, layer))
+        else:
+            found.append(known[check_index("layer", layer, len(known), "the recording")])
+    return found
+
+
+def check_modules(names: Sequence[str]) -> None:
+    """Raise ConfigError for calls of one module as layers: they may run beside each other, on other tokens or be subtracted."""
+    for name in names:
+        if (path := find_module_path(name)) != name:
+            raise ConfigError(f"{path} calls attention several times in one forward, and how these are joined is not recorded.")
+
+
+def check_blocks(names: dict[str, list[str]]) -> None:
+    """Raise ConfigError if one module of a list of modules has layers with a softmax and layers without."""
+    blocks = {kind: {find_block(name): name for name in found} for kind, found in names.items()}
+    for block in blocks[SELF].keys() & blocks[IMPLICIT].keys() - {""}:
+        raise ConfigError(
+            f"{blocks[SELF][block]} and {blocks[IMPLICIT][block]} are in one block, and whether they run beside each other or "
+            f"in turn is not recorded: pass kind={SELF!r} for the layers with a softmax alone, or kind={IMPLICIT!r}."
+        )
+
+
+def find_block(name: str) -> str:
+    """Return the path of the innermost module of a list that a module is in; empty if there is none."""
+    path = name.split(".")
+    numbers = [place for place, component in enumerate(path) if component.isdigit()]
+    return ".".join(path[: numbers[-1] + 1]) if numbers else ""
+
+
+def is_causal(run: Run, layer: int, part: str | None) -> bool:
+    """Return whether the first query of a layer without a softmax sees its own key alone, as in a text on itself."""
+    m = run.map(layer, kind="implicit", part=part)
+    return m.shape[2] == m.shape[3] and not bool(m[:, :, 0, 1:].any())
