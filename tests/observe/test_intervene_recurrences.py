@@ -161,16 +161,80 @@ def test_gradients_are_those_of_the_function_without_the_head():
 def test_what_a_recurrence_has_not_is_warned_of_and_stays():
     model, tokens = build("mamba2")
     plain = run(model, tokens)
-    with record(model) as source:
-        model(tokens)
-    for change, why in (
-        (Temperature(t=2.0, kind="implicit"), "it has no scores that a temperature divides"),
-        (Patch(recording=source, kind="implicit"), "patch its output"),
+    why = "it has no scores that a temperature divides"
+    with (
+        pytest.warns(UserWarning, match=f"was not applied: .*{why}"),
+        intervene(model, Temperature(t=2.0, kind="implicit")),
     ):
-        with pytest.warns(UserWarning, match=f"was not applied: .*{why}"), intervene(model, change):
-            assert torch.equal(run(model, tokens), plain)
-    with pytest.warns(UserWarning, match="was not applied: .*without gradients"), intervene(model, CutEdges(kind="implicit")):
-        model(tokens)
+        assert torch.equal(run(model, tokens), plain)
+
+
+def subtract_with_gradients(model, tokens, name):
+    def subtract(out, compute, values, _, of_tokens):
+        part = compute(values * mark(values, of_tokens, KEYS)) - compute(torch.zeros_like(values))
+        return out - part * mark(out, of_tokens, QUERIES)
+
+    return list_gradients(run_with(model, tokens, name, subtract, with_grad), model)
+
+
+def list_gradients(output, model):
+    return torch.autograd.grad(output.square().sum(), [*model.parameters()], allow_unused=True)
+
+
+def assert_same_gradients(found, expected):
+    size = max(one.abs().max() for one in expected if one is not None)
+    for own, theirs in zip(found, expected, strict=True):
+        assert (own is None) == (theirs is None)
+        assert own is None or (own - theirs).abs().max() < 10 * EQUAL * size
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_gradients_are_those_of_the_function_without_the_entries(name):
+    model, tokens = build(name)
+    with intervene(model, CutEdges(QUERIES, KEYS, layer=0, kind="implicit")):
+        found = list_gradients(with_grad(model, tokens), model)
+    expected = subtract_with_gradients(model, tokens, name)
+    assert_same_gradients(found, expected)
+    plain = list_gradients(with_grad(model, tokens), model)
+    size = max(one.abs().max() for one in expected if one is not None)
+    assert max((x - y).abs().max() for x, y in zip(plain, expected, strict=True) if x is not None) > 100 * EQUAL * size
+
+
+@pytest.mark.parametrize("name", ["mamba", "lfm2"])  # whose caches keep gradients
+def test_gradients_flow_through_the_steps_of_a_cache_to_tokens_of_earlier_ones(name):
+    model, tokens = build(name)
+    found = []
+    with intervene(model, CutEdges([4, 8, 9, 11], [2, 4, 8], layer=0, kind="implicit")):
+        for lengths in ([13], [8, 1, 1, 1, 1, 1]):
+            outputs, cache = [], {}
+            for part in tokens.split(lengths, 1):
+                output = model(part, use_cache=True, **cache)
+                outputs.append(output[0])
+                cache = find_cache(model, output)
+            found.append(list_gradients(torch.cat(outputs, 1), model))
+    assert_same_gradients(*found)
+
+
+@pytest.mark.parametrize("name", ["rwkv", "xlstm", "recurrent_gemma", "kimi_linear"])
+def test_gradients_of_normalized_and_reset_recurrences_are_differences_of_the_loss(name):
+    model, tokens = build(name)
+    settings = {"use_cache": False} if name in ("rwkv", "xlstm") else {}  # their states are written in place
+
+    def compute():
+        return model(tokens, **settings)[0].square().mean()
+
+    weights, slopes = [*model.parameters()], []
+    ways = [torch.randn_like(one) * one.detach().abs().mean() for one in weights]
+    with intervene(model, CutEdges(QUERIES, KEYS, kind="implicit")):
+        own = torch.autograd.grad(compute(), weights, allow_unused=True)
+        for sign in (1, -1):
+            with torch.no_grad():
+                torch._foreach_add_(weights, ways, alpha=sign * 1e-4)
+                slopes.append(sign * compute() / 2e-4)
+                torch._foreach_sub_(weights, ways, alpha=sign * 1e-4)
+    expected = sum(slopes)
+    found = sum((one * way).sum() for one, way in zip(own, ways, strict=True) if one is not None)
+    assert abs(found - expected) < 3e-3 * abs(expected)  # parts of these functions compute in float32
 
 
 def test_heads_stay_knocked_out_in_a_generation_and_edges_are_cut_in_its_prompt():

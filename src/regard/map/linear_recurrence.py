@@ -166,8 +166,9 @@ class RecurrencePlane:
         )
         skip, gate = self.get("skip"), self.get("gate")
         if skip is not None:
+            rows = rows.clone() if rows.requires_grad else rows
             rows[torch.arange(len(queries), device=rows.device), queries] += skip[queries]
-        rows = rows if gate is None else rows.mul_(gate[queries].unsqueeze(-1))
+        rows = rows if gate is None else multiply_in_place(rows, gate[queries].unsqueeze(-1))
         return rows[:, first:]
 
     def compute_direct_rows(self, queries: Tensor, stop: int) -> Tensor:
@@ -180,9 +181,9 @@ class RecurrencePlane:
         hidden = keys >= queries.unsqueeze(-1) if self.recurrence.is_strict else keys > queries.unsqueeze(-1)
         rows = exponents.masked_fill_(hidden, -torch.inf).exp_()
         if self.q is not None and self.k is not None:
-            return rows.mul_(multiply_exactly(self.q[queries], self.k[:stop].T))
-        rows = rows if self.q is None else rows.mul_(self.q[queries].sum(-1, keepdim=True))
-        return rows if self.k is None else rows.mul_(self.k[:stop].sum(-1))
+            return multiply_in_place(rows, multiply_exactly(self.q[queries], self.k[:stop].T))
+        rows = rows if self.q is None else multiply_in_place(rows, self.q[queries].sum(-1, keepdim=True))
+        return rows if self.k is None else multiply_in_place(rows, self.k[:stop].sum(-1))
 
     def compute_chunked_rows(self, queries: Tensor, stop: int) -> Tensor:
         """Compute rows (n, stop), from the last chunk of keys to the first.
@@ -203,15 +204,15 @@ class RecurrencePlane:
             end = logs[part][-1]
             entries = multiply_exactly(adjoint, (k[part] * (end - logs[part]).exp()).T)
             entries[inside] = multiply_with_decay(q[own], query_logs[own], own, k[part], logs[part], first, strict=strict)
-            adjoint *= (end - before).exp()
+            adjoint = adjoint * (end - before).exp()
             adjoint[inside] = q[own] * (query_logs[own] - before).exp()
             if self.beta is not None:
                 chunk = first // CHUNK
                 entries = torch.linalg.solve_triangular(
                     self.corrections[chunk], entries, upper=False, left=False, unitriangular=True
                 )
-                entries *= self.corrections_beta[part]
-                adjoint -= multiply_exactly(entries, k[part] * (logs[part] - before).exp())
+                entries = entries * self.corrections_beta[part]
+                adjoint = adjoint - multiply_exactly(entries, k[part] * (logs[part] - before).exp())
             rows[:, part] = entries
         return rows[:, :stop]
 
@@ -246,6 +247,11 @@ class RecurrencePlane:
             below = multiply_with_decay(k[part], logs[part], places, k[part], logs[part], first, strict=True)
             found.append(below * self.corrections_beta[part].unsqueeze(-1))
         return found
+
+
+def multiply_in_place(rows: Tensor, by: Tensor) -> Tensor:
+    """Multiply rows of entries by factors, in place unless gradients need the rows as they were."""
+    return rows * by if rows.requires_grad or by.requires_grad else rows.mul_(by)
 
 
 def multiply_with_decay(

@@ -63,10 +63,19 @@ class StoredRecurrence:
             queries,
             outputs,
             gates,
-            found.state,
+            None if found.state is None else found.state.detach(),
             step,
             graph,
         )
+
+    def keep_gradients(self, found: RecurrenceFactors) -> None:
+        """Replace the factors and the values by copies with the gradients of what a call computed."""
+        self.mechanism, self.values = found.copy_mechanism(), found.values.clone()
+
+    def detach(self) -> None:
+        """Replace the factors and the values by what they are without gradients."""
+        detached: dict[str, Any] = {name: x.detach() for name, x in self.mechanism.tensors.items()}
+        self.mechanism, self.values = replace(self.mechanism, **detached), self.values.detach()
 
     def truncate(self, tokens: int) -> "StoredRecurrence":
         """Return the call of a convolution reduced to its first tokens; the state that it left after them is not known."""
@@ -141,7 +150,7 @@ class ImplicitHistory:
         left = self.stored_calls[-1].state
         if initial is None or left is None or left.shape[1:] != initial.shape[1:]:
             return None
-        found = match_rows(left.unsqueeze(1), initial.unsqueeze(1))
+        found = match_rows(left.unsqueeze(1), initial.detach().unsqueeze(1))
         return None if found is None or found.distance > STATE_TOLERANCE else found
 
     def append_call(self, stored: StoredRecurrence) -> None:

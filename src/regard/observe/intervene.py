@@ -204,8 +204,9 @@ class Intervention:
         if not meant and is_handwritten and any(change.kind != IMPLICIT for change in self.requested_changes):
             reason = f"its weights are no softmax over the keys ({call.kernel}), and stay unchanged: {OTHER_KIND}"
             self.missed.setdefault(name, reason)
-        elif meant and name not in self.changed_modules:
-            self.missed.setdefault(name, (KNOWN_LATE if is_handwritten else RECURRENCE).format(call.kernel))
+        elif meant and (call.unchangeable or name not in self.changed_modules):
+            known = KNOWN_LATE if is_handwritten else RECURRENCE
+            self.missed.setdefault(name, call.unchangeable or known.format(call.kernel))
         elif any(change.depends_on_row_scale(call) for change in meant):
             self.missed[name] = SCALED
 

@@ -3,6 +3,8 @@
 from dataclasses import replace
 from functools import partial
 
+import torch
+
 from regard.map.convolution import Convolution
 from regard.observe.attention_changes import Change, KnockOut
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter
@@ -18,7 +20,6 @@ CONTINUED = (
 )
 NO_SCORES = "it has no scores that a temperature divides"
 OTHER_OUTPUT = "its output is not its weights times the values alone: it has a bias or a gate"
-NO_WEIGHTS = "weights of a recurrence are not patched: patch its output"
 
 
 def needs_positions(change: Change) -> bool:
@@ -31,9 +32,17 @@ def follow_tokens(
 ) -> tuple[AttentionCall, CallAdapter]:
     """Return a plain call of a recurrence with all tokens so far as its keys, and how their entries are cut.
 
+    Gradients flow to the tokens of earlier calls if the state that it continues has one.
+
     Raises UnreadableError if it continues a state that no call which the tracker followed has left.
     """
     recorded, found = tracker.append_recurrence(call, name, Store())
+    *earlier, last = recorded.history.stored_calls
+    if call.initial_state is None or not call.initial_state.requires_grad:
+        for stored in earlier:
+            stored.detach()
+    if torch.is_grad_enabled():
+        last.keep_gradients(found)
     if adapter.cut_entries is not None:  # a block inside this one followed the same tokens
         return plain, adapter
     (b, h, n, _), history = plain.q.shape, recorded.history
@@ -48,8 +57,6 @@ def explain_impossible(change: Change, call: RecurrenceCall, plain: AttentionCal
     if changed is not plain and changed.q is not plain.q:
         return NO_SCORES
     if isinstance(change, Patch) or (isinstance(change, KnockOut) and change.source is not None):
-        if isinstance(change, Patch) and change.of == "weights":
-            return NO_WEIGHTS
         found = call.read()
         if found.gates is not None or (isinstance(found.mechanism, Convolution) and found.mechanism.bias is not None):
             return OTHER_OUTPUT

@@ -105,6 +105,19 @@ class CallAdapter:
     unchanged: str = ""  # why interventions cannot change it
 
 
+def adapt_entries(y: Tensor, places: Tensor, shape: torch.Size) -> CallAdapter:
+    """Return how a result y whose entries have these places in (b, h, q, e) converts to a context of that shape and back."""
+    order = places.flatten().argsort()
+
+    def read_context(out: Tensor) -> Tensor:
+        return out.flatten()[order].view(shape)
+
+    def write_context(new: Tensor, out: Tensor) -> Tensor:
+        return new.flatten()[places.flatten()].view(out.shape)
+
+    return CallAdapter(lambda: y, read_context, write_context)
+
+
 @dataclass(frozen=True)
 class MissedCall:
     """An attention kernel that ran and was not recorded, the module it ran in, and the reason."""

@@ -10,7 +10,7 @@ from torch import nn
 
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
 from regard.observe.interception.plain_tensors import UnreadableError, disable_modes
-from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
+from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall, RecurrenceFactors
 from regard.observe.interception.thread_state import (
     STATE,
     InterceptionPause,
@@ -142,3 +142,13 @@ def report_unread_part(reason: str, watchers: list[Watcher]) -> None:
     STATE.effects += 1
     for watcher, name in list_owners(watchers):
         watcher.handle_unread_part(reason, name)
+
+
+def report_unchangeable(kernel: str, reason: str) -> None:
+    """Report to interventions why they cannot change a call without a softmax, which may not be recorded either."""
+
+    def read() -> RecurrenceFactors:
+        raise UnreadableError(reason)
+
+    call = RecurrenceCall(kernel, None, read, unchangeable=reason)
+    dispatch_recurrence(call, [one for one in STATE.watchers if one.can_change_calls])

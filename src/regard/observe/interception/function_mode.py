@@ -160,6 +160,9 @@ class AttentionFunctionMode(HandwrittenCalls, ModuleEnds, TorchFunctionMode):
             self.follow_undivided(func, name, args, kwargs, outputs)
         if wrapper is None and (self.loops.traces or self.loops.pairs or may_start_loop(role, name)):
             self.follow_loops(frames, func, name, role, args, kwargs, outputs)
+            if self.loops.outputs.joined is not None:
+                outputs = self.change_loop(frames[-1], outputs)
+                result = None if result is None else outputs
         if self.tracker.linear.found:
             self.follow_linear(func, name, args, kwargs, outputs)
         if self.tracker.blocks.rows:
@@ -272,6 +275,11 @@ class AttentionFunctionMode(HandwrittenCalls, ModuleEnds, TorchFunctionMode):
             return result
         with InterceptionPause():
             return self.tracker.linear.change_output(result, change_recurrence)
+
+    def change_loop(self, frame: ModuleFrame, rows: Tensor) -> Tensor:
+        """Return the joined rows of a loop as interventions change them; a tensor that they were written into is changed."""
+        with InterceptionPause():
+            return self.loops.change_rows(frame, rows, change_recurrence)
 
     def report_failure(self, name: str, error: Exception) -> None:
         """Report that nothing is followed any further in this forward."""

@@ -1,21 +1,15 @@
 """Outputs of recurrences without some entries of the layer's matrix."""
 
-import torch
 from torch import Tensor
 
 from regard.map.implicit_map import ImplicitMap
-from regard.observe.interception.plain_tensors import UnreadableError
-
-NO_GRADIENTS = "entries of a recurrence are cut without gradients alone: use torch.no_grad()"
 
 
 def subtract_entries(matrix: ImplicitMap, values: Tensor, gates: Tensor | None, context: Tensor, hidden: Tensor) -> Tensor:
     """Return a context (b, h, q, e) less the hidden entries (b, h, q, k) of a matrix, times their values, and gated.
 
-    Rows without hidden entries keep every bit. Raises UnreadableError where gradients are computed: the entries have none.
+    Rows without hidden entries keep every bit.
     """
-    if torch.is_grad_enabled() and context.requires_grad:
-        raise UnreadableError(NO_GRADIENTS)
     new, columns = context.clone(), hidden.any(2).any(0).any(0).nonzero().flatten()
     for row, head in hidden.flatten(2).any(-1).nonzero().tolist():
         own = hidden[row, head]

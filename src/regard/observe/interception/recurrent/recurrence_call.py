@@ -51,6 +51,7 @@ class RecurrenceCall:
     the weights, none if these are not known; it may be called until the forward ends. is_reported says that the call is missed
     if it cannot be read. row_scale (b, h, q) is what a layer multiplied its output by after the product with the values.
     unchanged is the call before an intervention changed it. result is the tensor that the model goes on with, with its graph.
+    unchangeable says why interventions cannot change it, or a part of it.
     """
 
     kernel: str
@@ -62,6 +63,7 @@ class RecurrenceCall:
     row_scale: Tensor | None = None
     unchanged: "RecurrenceCall | None" = None
     result: Tensor | None = None
+    unchangeable: str = ""
 
     @property
     def has_equal_row_scale(self) -> bool:
@@ -75,13 +77,16 @@ def build_read_call(kernel: str, factors: RecurrenceFactors) -> RecurrenceCall:
 
 
 def sample_state(*parts: Tensor | None) -> Tensor | None:
-    """Return some numbers (b, n) of a state, copied; None if there is none, or if it is 0, as before the first token."""
+    """Return some numbers (b, n) of a state, copied; None if there is none, or if it is 0, as before the first token.
+
+    They have a gradient if the state has one.
+    """
     given = [x for x in parts if x is not None]
     return copy_sample(*given) if len(given) == len(parts) and bool(given[0].any()) else None
 
 
 def copy_sample(*parts: Tensor) -> Tensor:
     """Return a copy of some numbers (b, n) of a state."""
-    whole = [x.detach().flatten(1) for x in parts]
+    whole = [x.flatten(1) for x in parts]
     whole = [x[:, :: max(1, -(-x.shape[1] // STATE_NUMBERS))] for x in whole]
     return torch.cat([x.to(whole[0].dtype) for x in whole], 1).clone()

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -57,7 +58,8 @@ def read_gated_unit(arguments: Given, result: Any) -> RecurrenceFactors:
     gate = (arguments["recurrent_gate"] * ~arguments["reset"]).transpose(1, 2).unsqueeze(-1)
     output, state = result
     values, outputs = (x.transpose(1, 2).unsqueeze(-1) for x in (arguments["hidden_states"], output))
-    return RecurrenceFactors(LinearRecurrence(decay=gate.float().log()), values, outputs, sample_state(state))
+    decay = gate.float().where(gate > 0, 1).log().masked_fill(gate <= 0, -torch.inf)  # whose gradient is not NaN
+    return RecurrenceFactors(LinearRecurrence(decay=decay), values, outputs, sample_state(state))
 
 
 # Short convolutions: each channel is a head

@@ -8,7 +8,7 @@ from torch import Tensor
 from regard.map.linear_recurrence import LinearRecurrence
 from regard.map.scored_matrix import IDENTITY, ScoredMatrix
 from regard.mechanism.scores import score_dtype
-from regard.observe.interception.attention_call import CallAdapter, build_plain_call
+from regard.observe.interception.attention_call import CallAdapter, adapt_entries, build_plain_call
 from regard.observe.interception.handwritten.ancestors.query_axes import find_row_axes, list_axes
 from regard.observe.interception.handwritten.linear.linear_attention import TITLE, ChainRoles, select_axes
 from regard.observe.interception.handwritten.linear.linear_product import LinearProduct
@@ -52,16 +52,12 @@ class LinearCall:
 
         Columns of ones among the values give the sums of the weights: they stay as they are.
         """
-        order, shape = places.flatten().argsort(), self.outputs.shape
-        are_sums = (self.v == 1).all(2).all(0).all(0)
-
-        def read_context(out: Tensor) -> Tensor:
-            return out.flatten()[order].view(shape)
-
-        def write_context(new: Tensor, out: Tensor) -> Tensor:
-            return torch.where(are_sums, read_context(out), new).flatten()[places.flatten()].view(out.shape)
-
-        adapter = CallAdapter(lambda: y, read_context, write_context, cut_entries=self.cut_entries)
+        adapter, are_sums = adapt_entries(y, places, self.outputs.shape), (self.v == 1).all(2).all(0).all(0)
+        read_context, write_context = adapter.context, adapter.result
+        assert read_context is not None
+        assert write_context is not None
+        adapter.result = lambda new, out: write_context(torch.where(are_sums, read_context(out), new), out)
+        adapter.cut_entries = self.cut_entries
         adapter.plain_call = build_plain_call(self.outputs, self.v, kernel=self.kernel, can_use_cache=self.is_causal)
         return adapter
 

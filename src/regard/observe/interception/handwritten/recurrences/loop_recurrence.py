@@ -5,6 +5,7 @@ decays, keys nor queries have are the width of the values, and the rest are batc
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -35,6 +36,8 @@ KERNEL = "by hand: recurrence, {}"
 TIMES = "its {} states are to be read once each, but {} reads of them are followed"
 CHUNKS = "several queries read each of its states, as in chunks of tokens"
 GROWS = "its states are multiplied by more than 1 or by less than 0"
+NOT_JOINED = "the rows of its loop are not joined to one tensor as they were read from its states, and stay unchanged"
+IN_PARTS = "the rows of its loop are joined in parts, of which only the first was changed"
 NO_VALUES = "what it writes is no product of keys with values"
 NO_RULE = "what it subtracts from its values is not read by its keys from the decayed state, as by a delta rule"
 
@@ -70,7 +73,8 @@ def read_loop(loop: StateLoop, table: AxisTable) -> tuple[RecurrenceCall, CallAd
     last = None if loop.last is None else loop.last()
     initial, left = (None if x is None else sample_state(x) for x in (loop.initial, last))
     call = RecurrenceCall(name_kernel(loop), initial, partial(read_factors, loop, table, left), is_reported=loop.is_reported)
-    return call, CallAdapter(lambda: None)
+    is_changeable = loop.changeable_reads == len(loop.reads)
+    return replace(call, unchangeable="" if is_changeable else loop.unchangeable or NOT_JOINED), CallAdapter(lambda: None)
 
 
 def can_read_loop(loop: StateLoop, table: AxisTable) -> bool:
@@ -91,13 +95,7 @@ def name_kernel(loop: StateLoop) -> str:
 
 def read_factors(loop: StateLoop, table: AxisTable, left: Tensor | None) -> RecurrenceFactors:
     """Return the factors of a loop. Raises UnreadableError if they are not known or differ from what it computed."""
-    if loop.reason:
-        raise UnreadableError(loop.reason)
-    tokens, joiner = order_tokens(loop), TokenJoiner(table)
-    count = len(tokens.writes)
-    check_tokens(loop, tokens)
-    joiner.times[count] = tokens.reads[0].time or joiner.add_time(count)
-    roles = find_roles(loop, joiner, tokens)
+    tokens, joiner, roles = read_layout(loop, table)
     output = joiner.join([one.output for one in tokens.reads])
     rows = roles.batch, roles.heads, roles.time
     b, h, t = map(joiner.count, (roles.batch, roles.heads, roles.time))
@@ -114,9 +112,21 @@ def read_factors(loop: StateLoop, table: AxisTable, left: Tensor | None) -> Recu
     initial = None
     if loop.initial is not None:
         initial = table.arrange(loop.initial, loop.dims, (roles.batch, roles.heads, roles.features, roles.width))
-    compare_outputs(mechanism, values, outputs, initial, skip_size)
+    with torch.no_grad():
+        compare_outputs(mechanism, values, outputs, initial, skip_size)
     loop.is_recorded = True
     return RecurrenceFactors(mechanism, values, outputs, left)
+
+
+def read_layout(loop: StateLoop, table: AxisTable) -> tuple[LoopTokens, TokenJoiner, Roles]:
+    """Return the tokens of a loop in order, and what its axes and factors are. Raises UnreadableError if that is not known."""
+    if loop.reason:
+        raise UnreadableError(loop.reason)
+    tokens, joiner = order_tokens(loop), TokenJoiner(table)
+    count = len(tokens.writes)
+    check_tokens(loop, tokens)
+    joiner.times[count] = tokens.reads[0].time or joiner.add_time(count)
+    return tokens, joiner, find_roles(loop, joiner, tokens)
 
 
 def order_tokens(loop: StateLoop) -> LoopTokens:
@@ -287,7 +297,8 @@ def read_decays(loop: StateLoop, joiner: TokenJoiner, roles: Roles, writes: list
         if counts == {0} or len(counts) > 1:
             factor = joiner.join([decay.factor for decay in column])
             values = table.arrange(factor.tensor, factor.dims, groups).double()
-            total = total + values.log().masked_fill(values < 0, torch.nan).clamp(min=GONE)
+            logs = values.where(values != 0, 1).log().masked_fill(values == 0, GONE)  # whose gradient is not NaN
+            total = total + logs.masked_fill(values < 0, torch.nan).clamp(min=GONE)
             continue
         exponents = joiner.join_all([decay.exponents for decay in column])
         constant = [one for one in exponents if is_rate(table, one, roles, time)]

@@ -5,6 +5,7 @@ one log. Following starts at a tensor of zeros or at an outer product, so that a
 each operation.
 """
 
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
@@ -19,6 +20,7 @@ from regard.observe.interception.handwritten.recurrences.channel_scans import Ch
 from regard.observe.interception.handwritten.recurrences.channel_states import ChannelLoop, ChannelStates
 from regard.observe.interception.handwritten.recurrences.followed_function import MIXES, FollowedFunction, Mixture
 from regard.observe.interception.handwritten.recurrences.fourier_convolutions import TRANSFORMS, FourierConvolutions
+from regard.observe.interception.handwritten.recurrences.loop_outputs import ChangeHandler
 from regard.observe.interception.handwritten.recurrences.outer_products import OUTER, expand_value, is_outer_product
 from regard.observe.interception.handwritten.recurrences.running_sums import RunningSums
 from regard.observe.interception.handwritten.recurrences.state_layouts import (
@@ -31,6 +33,7 @@ from regard.observe.interception.handwritten.recurrences.state_log import StateL
 from regard.observe.interception.handwritten.recurrences.state_loop import (
     Channels,
     Product,
+    ReadTrace,
     RunningSum,
     Shifted,
     Spectrum,
@@ -49,6 +52,7 @@ from regard.observe.interception.lookups import JOINS_PARTS, RUNNING
 from regard.observe.interception.plain_tensors import has_own_data
 from regard.observe.interception.provenance import ModuleFrame
 from regard.observe.interception.tensor_arguments import find_tensors, list_objects
+from regard.observe.interception.thread_state import STATE
 
 STARTS_AT_FIRST = {"lerp", "lerp_"}
 ENDS_ROUNDS = JOINS_PARTS | {"addcmul", "setitem", "copy", "getitem", "narrow", "where", "flatten", "reshape", "view"}
@@ -64,6 +68,7 @@ class LoopTracker:
         self.rounds = ScanRounds(self.log)
         self.convolutions = FourierConvolutions(self.log)
         self.traces, self.pairs = self.log.traces, self.rounds.pairs  # looked at for every function
+        self.outputs = self.log.outputs
 
     def clear(self) -> None:
         """Forget all of them."""
@@ -73,6 +78,7 @@ class LoopTracker:
     def restart(self) -> None:
         """Forget all of them, and start again at the states that recorded loops have left."""
         self.clear()
+        self.outputs.is_active = any(watcher.can_change_calls for watcher in STATE.watchers)
         self.log.follow_left_states()
 
     def may_follow(self, role: Role | None, name: str, args: Any, kwargs: Any, y: Any) -> bool:
@@ -104,21 +110,30 @@ class LoopTracker:
         if torch._C._functorch.peek_interpreter_stack() is not None:
             return
         core = name if name in PERMUTES else strip_affixes(name)
-        if ends_rounds:
-            self.rounds.find_states(frame, result)
-        if starts_rounds:
-            self.rounds.start(frame, args, core)
-        if core in JOINS_PARTS:
-            follow_joined(log, core, args, kwargs, result)
-            self.channels.join(frame, core, args, kwargs, result)
+        with nullcontext() if self.outputs.is_active or not torch.is_grad_enabled() else torch.no_grad():
+            if ends_rounds:
+                self.rounds.find_states(frame, result)
+            if starts_rounds:
+                self.rounds.start(frame, args, core)
+            self.follow_tensors(role, FollowedFunction(frames, func, name, core, args, kwargs, {}, result), reads_scan)
+
+    def follow_tensors(self, role: Role | None, call: FollowedFunction, reads_scan: bool) -> None:
+        """Follow a function that may read a scan. What is kept of it has gradients if they are on."""
+        log, args, kwargs, result = self.log, call.args, call.kwargs, call.y
+        if call.core in JOINS_PARTS:
+            if self.outputs.is_active:
+                rows = [log.find(x) for x in list_objects(args[:1], {})]
+                self.outputs.join(call.frame, call.func, args, kwargs, rows, result)
+            follow_joined(log, call.core, args, kwargs, result)
+            self.channels.join(call.frame, call.core, args, kwargs, result)
             return
         tensors = find_tensors(args, kwargs)
         if reads_scan:
-            follow_scans(log, frames, tensors)
+            follow_scans(log, call.frames, tensors)
         traces = {id(x): trace for x in tensors if (trace := log.find(x, int(x is result))) is not None}
         if any(x is result for x in tensors):
             log.drop(result)
-        self.follow_call(role, FollowedFunction(frames, func, name, core, args, kwargs, traces, result))
+        self.follow_call(role, call._replace(traces=traces))
 
     def follow_call(self, role: Role | None, call: FollowedFunction) -> None:
         """Follow a function by what its arguments are, or else by what it computes."""
@@ -126,6 +141,8 @@ class LoopTracker:
         if core in ("setitem", "copy"):
             if isinstance(trace := call.find(call.args[-1]), Channels):
                 self.channels.write(call.frame, call.args, trace)
+            elif isinstance(trace, ReadTrace) and len(call.args) == 3:
+                self.outputs.write(call.frame, call.args[0], call.args[1], trace)
             follow_written(self.log, call.args, trace)
         elif core in MIXES:
             if (mix := call.read_mixture()) is not None:
@@ -172,6 +189,10 @@ class LoopTracker:
             factors = trace.factors if core == "exp" else (*trace.factors, expand_value(-1, y))
             log.put(y, trace._replace(factors=factors, is_exponential=core == "exp"))
             log.decay_shapes |= {y.shape} if core == "exp" else set()
+
+    def change_rows(self, frame: ModuleFrame, y: Tensor, change: ChangeHandler) -> Tensor:
+        """Return what interventions make of y, the joined rows of a loop."""
+        return self.log.change_rows(frame, y, change)
 
     def take_channel_loops(self, frame: ModuleFrame) -> tuple[list[ChannelLoop], list[ChannelScan]]:
         """Return the loops and the scans over vectors of a module that ends, and forget them."""

@@ -118,7 +118,7 @@ def multiply_operands(
         is_product = isinstance(trace, Product) and not trace.is_exponential
         products += [trace] if isinstance(trace, Product) and is_product else []
         kept = [label for label in own if label in result]
-        for one in trace.factors if isinstance(trace, Product) and is_product else (x.detach(),):
+        for one in trace.factors if isinstance(trace, Product) and is_product else (x,):
             factors.append(align_labels(one.squeeze(tuple(summed)) if summed else one, kept, result).expand(y.shape))
     return join_factors(factors, products)
 
@@ -147,12 +147,12 @@ def multiply_by_number(product: Product, number: float, y: Tensor) -> Product:
 
 def expand_value(x: Any, y: Tensor) -> Tensor:
     """Return a view of a tensor or number with the shape of y."""
-    x = x.detach() if isinstance(x, Tensor) else torch.tensor(float(x), dtype=score_dtype(y.dtype), device=y.device)
+    x = x if isinstance(x, Tensor) else torch.tensor(float(x), dtype=score_dtype(y.dtype), device=y.device)
     expanded: Tensor = x.expand(y.shape)
     return expanded
 
 
 def read_factor(x: Tensor, dims: Dims) -> Factor:
     """Return a tensor with these axes without those that it is expanded along."""
-    own = drop_repeated_axes(x.detach())
+    own = drop_repeated_axes(x if torch.is_grad_enabled() else x.detach())
     return Factor(own, tuple(axes if size > 1 else () for axes, size in zip(dims, own.shape, strict=True)), read_version(own))

@@ -16,7 +16,14 @@ from regard.observe.interception.handwritten.products.score_form import (
 from regard.observe.interception.handwritten.recurrences.followed_function import FollowedFunction
 from regard.observe.interception.handwritten.recurrences.outer_products import can_view
 from regard.observe.interception.handwritten.recurrences.state_log import StateLog
-from regard.observe.interception.handwritten.recurrences.state_loop import Product, ReadTrace, State, Trace
+from regard.observe.interception.handwritten.recurrences.state_loop import (
+    START,
+    Product,
+    ReadTrace,
+    State,
+    StateLoop,
+    Trace,
+)
 
 LAYOUTS = VIEWS | PERMUTES | COPIES | SLICES | {"expand", "expand_as", "broadcast_to"}
 RESHAPES = VIEWS - {"squeeze", "unsqueeze"}
@@ -30,9 +37,14 @@ def follow_layout(log: StateLog, call: FollowedFunction) -> None:
         return
     x, results = call.args[0], [call.y] if isinstance(call.y, Tensor) else list(call.y)
     is_whole = len(results) == 1 and results[0].numel() == x.numel()
-    if call.core in COPIES or isinstance(trace, ReadTrace):
+    if isinstance(trace, ReadTrace):
         if is_whole:
-            log.put(results[0], trace)
+            is_same = call.core in COPIES or trace.order is None
+            order = trace.order if is_same else call.func(trace.order, *call.args[1:], **call.kwargs)
+            log.put(results[0], trace._replace(order=order))
+    elif call.core in COPIES:
+        if is_whole:
+            log.put(results[0], detach_state(trace) if call.core == "detach" and isinstance(trace, State) else trace)
     elif isinstance(trace, State):
         given = call.name, call.func, call.args, call.kwargs, x, results[0]
         dims = follow_dims(log.table, trace.dims, *given) if is_whole else None
@@ -40,6 +52,15 @@ def follow_layout(log: StateLog, call: FollowedFunction) -> None:
             log.put(results[0], trace._replace(dims=dims))
     elif isinstance(trace, Product):
         follow_factors(log, call, trace, results)
+
+
+def detach_state(state: State) -> State:
+    """Return a state without gradients: its loop starts from one, or is cut between two tokens."""
+    loop = state.loop
+    loop.is_cut |= state.places != (START,)
+    if loop.writes or loop.initial is None or not loop.initial.requires_grad:
+        return state
+    return state._replace(loop=StateLoop(loop.initial.detach(), loop.left, has_token_weights=loop.has_token_weights))
 
 
 def follow_factors(log: StateLog, call: FollowedFunction, product: Product, results: list[Tensor]) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from regard.observe.interception.handwritten.products.tensor_axes import AxisTable
+from regard.observe.interception.handwritten.recurrences.loop_outputs import ChangeHandler, LoopOutputs, change_rows
 from regard.observe.interception.handwritten.recurrences.state_loop import (
     CHANGED,
     START,
@@ -40,6 +41,7 @@ class StateLog:
     def __init__(self) -> None:
         self.traces: dict[int, tuple[weakref.ref[Tensor], Trace, int]] = {}  # with versions, by the tensor's id
         self.table = AxisTable()
+        self.outputs = LoopOutputs()
         self.loops: list[StateLoop] = []
         self.start_shapes = set[torch.Size]()  # of zeros
         self.decay_shapes = set[torch.Size]()  # of exponentials of products, or of running sums of such logarithms
@@ -54,6 +56,7 @@ class StateLog:
         """Forget all loops."""
         self.traces.clear()
         self.table.clear()
+        self.outputs.clear()
         self.loops.clear()
         self.start_shapes.clear()
         self.decay_shapes.clear()
@@ -76,7 +79,8 @@ class StateLog:
 
     def leave(self, x: Tensor, left: LeftState) -> None:
         """Start a loop at a state that a recorded one has left, in this forward or in a later one."""
-        self.start(x, StateLoop(x.detach().clone(), left) if bool(x.any()) else StateLoop())
+        initial = x if self.outputs.is_active else x.detach()
+        self.start(x, StateLoop(initial.clone(), left) if bool(x.any()) else StateLoop())
         self.left[x] = left
 
     def start(self, x: Tensor, loop: StateLoop) -> State:
@@ -129,15 +133,11 @@ class StateLog:
 
         One in which no token decides any weight is a map if it has as many tokens as an input of the module.
         """
-        module = id(frame.module)
         for loop in [one for one in self.loops if one.frames and one.frames[-1] is frame]:
-            is_whole = loop.has_several_tokens or module in self.read_modules
-            if loop.left is not None:
-                is_whole = module == loop.left.module
+            is_whole = self.is_whole(loop, frame)
             if is_whole or len(loop.frames) == 1:
                 self.loops.remove(loop)
-                is_map = loop.has_token_weights or max(loop.depths, default=0) in frame.list_lengths()
-                if (is_whole or loop.has_several_tokens) and is_map and loop.list_outputs():
+                if (is_whole or loop.has_several_tokens) and is_map(loop, frame):
                     loop.is_reported = loop.left is not None or loop.is_read_as_it_grows
                     yield loop
                 continue
@@ -147,6 +147,19 @@ class StateLog:
                 self.loops.remove(loop)
                 self.waiting.add(loop)
 
+    def is_whole(self, loop: StateLoop, frame: ModuleFrame) -> bool:
+        """Return whether a loop is one of a module: of several tokens, or one that goes on where its earlier one ended."""
+        if loop.left is not None:
+            return id(frame.module) == loop.left.module
+        return loop.has_several_tokens or id(frame.module) in self.read_modules
+
+    def change_rows(self, frame: ModuleFrame, y: Tensor, change: ChangeHandler) -> Tensor:
+        """Return what interventions make of y, the joined rows of a loop, if it is recorded when a module ends."""
+        found, self.outputs.joined = self.outputs.joined, None
+        if found is None or not (self.is_whole(found.loop, frame) and is_map(found.loop, frame)):
+            return y
+        return change_rows(found, self.table, y, change)
+
     def end_loop(self, loop: StateLoop, frame: ModuleFrame) -> None:
         """Follow the state that a recorded loop of a module has left, which another call may continue."""
         self.read_modules.add(id(frame.module))
@@ -155,7 +168,13 @@ class StateLog:
             left = LeftState(id(frame.module), loop.has_rates)
             self.leave(last, left)
             samples = self.left_samples.setdefault(id(frame.module), deque(maxlen=MAX_LEFT))
-            samples.append(LeftSample(last.shape, copy_sample(last), left))
+            samples.append(LeftSample(last.shape, copy_sample(last.detach()), left))
+
+
+def is_map(loop: StateLoop, frame: ModuleFrame) -> bool:
+    """Return whether a loop is read, and has weights of tokens, or as many tokens as an input of a module."""
+    has_weights = loop.has_token_weights or max(loop.depths, default=0) in frame.list_lengths()
+    return has_weights and bool(loop.list_outputs())
 
 
 def is_copy(x: Tensor, sample: LeftSample) -> bool:
@@ -163,7 +182,7 @@ def is_copy(x: Tensor, sample: LeftSample) -> bool:
     numbers = sample.numbers
     if x.shape[1:] != sample.shape[1:] or x.dtype != numbers.dtype or x.device != numbers.device or not bool(x.any()):
         return False
-    return bool((copy_sample(x).unsqueeze(1) == numbers).all(-1).any(-1).all())
+    return bool((copy_sample(x.detach()).unsqueeze(1) == numbers).all(-1).any(-1).all())
 
 
 def count_writes(x: Tensor, trace: Trace) -> int:

@@ -99,6 +99,9 @@ class StateLoop:
     has_rates: bool = False  # whether its mechanism has, once it was read
     is_reported: bool = True  # whether it is missed if it cannot be read
     is_recorded: bool = False  # whether it was read and its outputs were those of its formula
+    is_cut: bool = False  # whether a state between two tokens was detached from its gradients
+    changeable_reads: int = 0  # those up to which interventions could change the joined rows
+    unchangeable: str = ""  # why they could not change the others, if that is known
 
     def add_write(self, frames: list[ModuleFrame], write: Write, y: Tensor) -> int:
         """Add a write whose result is y, and return its place."""
@@ -164,10 +167,14 @@ def is_zeros(trace: Any) -> bool:
 
 
 class ReadTrace(NamedTuple):
-    """A tensor as what was read from a state of a loop, by the place of the read."""
+    """A tensor as what was read from a state of a loop, by the place of the read.
+
+    order is that of its entries among those that were read, if interventions may change them.
+    """
 
     loop: StateLoop
     place: int
+    order: Tensor | None = None
 
 
 @dataclass(eq=False)

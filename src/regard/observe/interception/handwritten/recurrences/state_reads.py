@@ -117,4 +117,4 @@ def read_state(log: StateLog, state: State, query: Factor, dims: Dims, call: Fol
     y, function = call.y, "mul and sum" if call.core == "sum" else call.core
     output = Factor(y.detach().clone(), dims)
     state.loop.reads.append(Read(state.places, state.time, state.decays, query, output, function, weakref.ref(y), sources))
-    log.put(y, ReadTrace(state.loop, len(state.loop.reads) - 1))
+    log.put(y, ReadTrace(state.loop, len(state.loop.reads) - 1, log.outputs.start(state.loop, y)))
