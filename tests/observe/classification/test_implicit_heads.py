@@ -11,11 +11,16 @@ import regard
 from dense import Recorded
 from map.test_implicit_map import dense, recurrences
 from observe.recurrent_models import RECURRENT, draw_tokens
+from observe.test_subtracted_contexts import make_diffllama
 from regard import ConfigError
 from regard.map.convolution import Convolution
 from regard.map.implicit_map import ImplicitMap
 from regard.map.linear_recurrence import LinearRecurrence
-from regard.observe.classification.implicit_heads import score_absolute_shares
+from regard.map.scored_matrix import ScoredMatrix
+from regard.map.stored_matrix import JoinedMatrices, StoredMatrix
+from regard.mechanism.mask_algebra import EVERYTHING
+from regard.mechanism.masks import Causal, Given, Window
+from regard.observe.classification.implicit_heads import has_own_tokens, score_absolute_shares
 from show.implicit_recordings import SiluAttention, record_implicit
 
 FAMILIES = {one.name: one for one in RECURRENT}
@@ -54,6 +59,7 @@ def score_by_loops(matrix, reaches, tokens, first=0):
 
 
 def assert_scores(m, matrices, reaches, tokens):
+    assert has_own_tokens(m)
     found = score_absolute_shares(m, WINDOW, [3], tokens)
     for row in range(m.shape[0]):
         for head in range(m.shape[1]):
@@ -83,6 +89,43 @@ def test_a_convolution_reaches_the_keys_of_its_width():
     torch.manual_seed(0)
     m = ImplicitMap(Convolution(kernel=torch.randn(1, 3, 4).double(), batch=2, length=11))
     assert_scores(m, m.dense(), lambda back: 0 <= back < 4, torch.randint(0, 3, (2, 11)))
+
+
+@pytest.mark.parametrize("first", [0, 4])
+@pytest.mark.parametrize("lengths", [[11], [7, 1, 1, 2]], ids=str)
+@pytest.mark.parametrize("mask", [Causal(), Causal() & Window(4)], ids=str)
+def test_signed_maps_reach_the_keys_of_their_mask_also_in_steps(mask, lengths, first):
+    torch.manual_seed(0)
+    mixing = torch.tensor([[[1.0, -0.6]], [[0.4, -0.9]]]).double()
+    parts, end = [], 0
+    for length in lengths:
+        end += length
+        q, k = torch.randn(2, 2, length, 3).double(), torch.randn(2, 2, end, 3).double()
+        parts.append(ScoredMatrix(q=q, k=k, mask=mask, offset=end - length, mixing=mixing))
+    m = ImplicitMap(parts[0] if len(parts) == 1 else JoinedMatrices(parts), first=first)
+    nearest = 11 if mask == Causal() else 5
+    assert_scores(m, m.dense(), lambda back: 0 <= back < nearest, torch.randint(0, 3, (2, 11)))
+
+
+def test_masks_that_do_not_show_whose_tokens_the_keys_are_are_refused():
+    q, k = torch.randn(1, 2, 5, 3), torch.randn(1, 2, 5, 3)
+    for mask in (EVERYTHING, Given(torch.rand(5, 5) < 0.7), Causal() & ~Window(1)):
+        assert not has_own_tokens(ImplicitMap(ScoredMatrix(q=q, k=k, mask=mask)))
+    assert not has_own_tokens(ImplicitMap(ScoredMatrix(q=q[:, :, :1], k=k, mask=Causal(), offset=4)))
+    assert not has_own_tokens(ImplicitMap(StoredMatrix(entries=torch.randn(1, 2, 5, 5).tril())))
+
+
+@torch.no_grad()
+def test_heads_of_diffllama_are_scored_by_their_signed_map():
+    model, ids = make_diffllama(), torch.randint(0, 64, (2, 13))
+    with regard.record(model) as recording:
+        model(ids)
+    recording.tokens = ids
+    table = regard.heads(recording, kind="implicit")
+    assert [(row.layer, row.head) for row in table] == [(layer, head) for layer in range(2) for head in range(4)]
+    entries = recording.map(1, kind="implicit").dense().abs()
+    shares = entries.diagonal(-1, 2, 3)[:, 2] / entries[:, 2, 1:].sum(-1)
+    assert table[6].scores["previous token"] == pytest.approx(float(shares.mean()))
 
 
 def test_a_head_is_named_after_where_its_absolute_values_are():

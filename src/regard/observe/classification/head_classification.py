@@ -63,9 +63,10 @@ def heads(
     `module, call 1`, which a note names: numbers in layers, and projections, count each of them, so that those of the layers
     behind are larger than in recording.map.
 
-    kind="implicit" is of recurrences and convolutions, whose entries are signed: the scores are shares of the absolute values
-    of a row, ``|M_ij| / Σ |M_in|``, and the kinds follow the same rule with these, without "broad" and "stripe". There are no
-    scores that need weights, as entropy, and no classes; needle, projections and scores are refused.
+    kind="implicit" is of recurrences, convolutions and other formulas whose mask hides later keys, as of differential
+    attention. Their entries are signed: the scores are shares of the absolute values of a row, ``|M_ij| / Σ |M_in|``, and the
+    kinds follow the same rule with these, without "broad" and "stripe". There are no scores that need weights, as entropy, and
+    no classes; needle, projections and scores are refused.
     """
     check_instance("recording", recording, Recording, "Record a model with regard.record(model).")
     tokens = recording.tokens if tokens is None else words.check_tokens(tokens)

@@ -47,8 +47,7 @@ def dispatch_call(
             )
             if STATE.mode is not None and STATE.mode.positions.stored:
                 STATE.mode.follow_positions(STATE.mode.positions.follow_call, call, adapter, result)
-            is_kept = adapter.context is not None and adapter.postpone is None
-            if STATE.frames and is_kept and not all(one.can_change_calls for one in STATE.watchers):
+            if STATE.frames and adapter.context is not None and adapter.postpone is None:
                 STATE.frames[-1].add_context(call, adapter.context, result)
             return result
         call, adapter = change_recurrence(call, adapter)

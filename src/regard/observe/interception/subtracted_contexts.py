@@ -7,13 +7,16 @@ Source: Ye et al. 2024, Differential Transformer, https://arxiv.org/abs/2410.052
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial, reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from regard.mechanism import attend
 from regard.mechanism.heads import share
-from regard.observe.interception.attention_call import AttentionCall
+from regard.mechanism.masks import Given
+from regard.observe.interception.attention_call import AttentionCall, CallAdapter, adapt_entries, build_plain_call, hide_by_bias
 from regard.observe.interception.function_roles import strip_affixes
 from regard.observe.interception.handwritten.linear.activated_scores import compute_activation, read_scores
 from regard.observe.interception.handwritten.linear.unnormalized_call import mix_rows
@@ -48,10 +51,13 @@ def may_subtract(contexts: list[Any], name: str, result: Any) -> bool:
     return 2 * result.numel() == entries
 
 
-def read_subtraction(made: Made, name: str, args: Any, kwargs: Any, result: Tensor) -> RecurrenceCall | None:
-    """Return the call that a sum of contexts with factors of both signs amounts to; None if it is none of these calls.
+def read_subtraction(
+    made: Made, name: str, args: Any, kwargs: Any, result: Tensor
+) -> tuple[RecurrenceCall, Callable[[], CallAdapter]] | None:
+    """Return the call that a sum of contexts with factors of both signs amounts to, and what returns how it is changed.
 
-    Raises UnreadableError if it is, and no matrix is known.
+    Return None if it is none of these calls. Where gradients are on, changed weights have those of the factors too. Raises
+    UnreadableError if it is one, and no matrix is known.
     """
     terms = split_terms(name, args, kwargs)
     if terms is None or any(x.shape != result.shape for x, _ in terms):
@@ -73,7 +79,9 @@ def read_subtraction(made: Made, name: str, args: Any, kwargs: Any, result: Tens
                 continue
             ours, theirs = first_amount * ours, second_amount * theirs
             if bool((ours * theirs < 0).any()):
-                return build_call(heads, (first, ours), (second, theirs), output)
+                terms_of_heads = (first, ours), (second, theirs)
+                call = build_call(heads, *terms_of_heads, output)
+                return call, partial(adapt_difference, heads, *terms_of_heads, result, arrange, call.kernel)
     return None
 
 
@@ -117,7 +125,7 @@ def join_heads(made: Made) -> JoinedHeads | None:
             groups.append([(call, context)])
         else:
             same.append((call, context))
-    contexts = [torch.cat([context.detach() for _, context in one], 3) for one in groups]
+    contexts = [torch.cat([context for _, context in one], 3) for one in groups]
     values = [torch.cat([share_values(call) for call, _ in one], 3) for one in groups]
     if len({(len(x), *x.shape[2:]) for x in contexts}) > 1 or len({(len(x), *x.shape[2:]) for x in values}) > 1:
         return None
@@ -129,7 +137,7 @@ def join_heads(made: Made) -> JoinedHeads | None:
 def share_values(call: AttentionCall) -> Tensor:
     """Return the values (b, h, k, e) of each head of a call."""
     assert call.v is not None
-    return share(call.v.detach(), call.q.shape[1])
+    return share(call.v, call.q.shape[1])
 
 
 def has_same_weights(one: AttentionCall, other: AttentionCall) -> bool:
@@ -151,8 +159,11 @@ def list_pairs(contexts: Tensor, x: Tensor) -> Iterator[tuple[slice, slice]]:
 
 
 def solve_number(contexts: Tensor, y: Tensor) -> Tensor | None:
-    """Return the number (h,) by which the contexts of each head (b, h, q, e) were multiplied to y; None if there is none."""
-    x, exact = contexts.double(), y.detach().double()
+    """Return the number (h,) by which the contexts of each head (b, h, q, e) were multiplied to y; None if there is none.
+
+    Its gradient is that of the number: as a function of contexts that y is a multiple of, it is constant.
+    """
+    x, exact = contexts.double(), y.double()
     squares = x.square().sum((0, 2, 3))
     factors = (x * exact).sum((0, 2, 3)) / squares.where(squares > 0, 1)
     return factors if is_near(factors[:, None, None] * x, exact, torch.finfo(y.dtype).eps) else None
@@ -190,15 +201,45 @@ def build_call(heads: JoinedHeads, one: Term, other: Term, outputs: Tensor) -> R
     mixing = torch.zeros(1, h, n, dtype=torch.float64, device=outputs.device)
     numbers = torch.arange(n, device=outputs.device)
     each = torch.arange(h, device=outputs.device)
-    mixing[0, each, numbers[first]], mixing[0, each, numbers[second]] = ours, theirs
+    mixing[0, each, numbers[first]], mixing[0, each, numbers[second]] = ours.detach(), theirs.detach()
     matrix = replace(matrix, mixing=mixing.to(torch.promote_types(outputs.dtype, torch.float32)), title=TITLE)
     queries = torch.linspace(0, outputs.shape[2] - 1, min(outputs.shape[2], CHECKED_ROWS), device=outputs.device).long()
-    found, exact = mix_rows(matrix, queries) @ values.double(), outputs.detach()[:, :, queries].double()
-    size = float(compute_activation(matrix, queries).sum(-1).amax()) * float(values.double().abs().amax())
+    found, exact = mix_rows(matrix, queries) @ values.detach().double(), outputs.detach()[:, :, queries].double()
+    size = float(compute_activation(matrix, queries).sum(-1).amax()) * float(values.detach().double().abs().amax())
     most = size * float(mixing.abs().sum(-1).amax())
     if not bool(((found - exact).abs() <= 64 * torch.finfo(outputs.dtype).eps * most * values.shape[2] ** 0.5).all()):
         raise UnreadableError("the contexts that are subtracted are not those of its softmaxes, as after dropout or a change")
     (queried, t), kernel = (outputs.shape[2], values.shape[2]), " and ".join(dict.fromkeys(call.kernel for call in heads.calls))
     initial = sample_state(values[:, :, : t - queried]) if 0 < queried < t else None
+    values = values.detach()
     held = RecurrenceFactors(matrix, values.contiguous(), outputs.detach(), sample_state(values))
     return RecurrenceCall(f"{kernel}, subtracted", initial, lambda: held, must_continue=False, is_reported=False)
+
+
+def adapt_difference(
+    heads: JoinedHeads, one: Term, other: Term, result: Tensor, arrange: Callable[[Tensor], Tensor], kernel: str
+) -> CallAdapter:
+    """Return how a difference of contexts converts to (b, h, q, e) and back, and how its weights change."""
+    numbers = arrange(torch.arange(result.numel(), device=result.device).view(result.shape))
+    adapter = adapt_entries(result, numbers.flatten().argsort().view(result.shape), numbers.shape)
+    can_use_cache = all(call.can_use_cache for call in heads.calls)
+    values = heads.values[:, one[0]]
+    adapter.plain_call = build_plain_call(arrange(result), values, kernel=kernel, can_use_cache=can_use_cache)
+    adapter.change_weights = partial(weigh_difference, heads.calls, one, other)
+    adapter.weights = adapter.change_weights(values.new_ones(numbers.shape[2], values.shape[2], dtype=torch.bool), 1.0)
+    return adapter
+
+
+def weigh_difference(calls: list[AttentionCall], one: Term, other: Term, visible: Tensor, by: float) -> Tensor:
+    """Compute the signed weights (b, h, q, k) of calls whose scores are multiplied by a number, on visible keys (q, k)."""
+    found = []
+    for call in calls:
+        assert call.v is not None
+        dtype = reduce(torch.promote_types, (call.q.dtype, call.k.dtype, call.v.dtype))
+        q, k, v = (x.to(dtype) for x in (call.q * by, call.k, call.v))
+        mask = call.mask if bool(visible.all()) else call.mask & Given(visible) & hide_by_bias(call)
+        steps = attend(q, k, v, mask, scale=call.scale, softcap=call.softcap, bias=call.bias, offset=call.offset)
+        found.append(steps.weights)
+    weights = torch.cat(found, 1)
+    (first, ours), (second, theirs) = ((part, factor.to(weights.dtype).view(-1, 1, 1)) for part, factor in (one, other))
+    return ours * weights[:, first] + theirs * weights[:, second]
