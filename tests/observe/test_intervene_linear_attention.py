@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from observe.recording_checks import EQUAL, assert_equal
-from regard import CutEdges, KnockOut, Temperature, intervene, record
+from regard import CutEdges, KnockOut, Patch, Temperature, intervene, record
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 B, H, T, D = 2, 3, 13, 5
@@ -35,17 +35,41 @@ def add_up(q, k, v):
     return torch.einsum("bhtd,bhtde->bhte", q, states)
 
 
-def matrix_of_rows(q, k):
-    weights = q @ k.mT
-    return weights / weights.sum(-1, keepdim=True)
+def divide_causal(q, k, v):
+    return add_up(q, k, v) / ((q * k.cumsum(2)).sum(-1, keepdim=True) + 1e-3)
 
 
-FORMS = {  # name: context of q, k and v, and its dense matrix
-    "divided by the sums": (divide, matrix_of_rows),
-    "divided by a column of ones": (add_a_column_of_ones, matrix_of_rows),
-    "over the length": (keep, lambda q, k: q @ k.mT / T),
-    "scores first": (multiply_scores_first, lambda q, k: q @ k.mT / T),
-    "causal": (add_up, lambda q, k: (q @ k.mT).tril()),
+def multiply_by_inverse(q, k, v):
+    """As fast-transformers does. https://arxiv.org/abs/2006.16236"""
+    inverse = 1 / (torch.einsum("bhtd,bhd->bht", q, k.sum(2)) + 1e-3)
+    return torch.einsum("bhtd,bhde,bht->bhte", q, torch.einsum("bhtd,bhte->bhde", k, v), inverse)
+
+
+def divide_and_gate(q, k, v):
+    return divide(q, k, v) * v.mean(-1, keepdim=True).sigmoid()
+
+
+def clamp(q, k, v):
+    return q @ (k.mT @ v) / (q @ k.sum(2, keepdim=True).mT).clamp(min=1e-3)
+
+
+def weigh(q, k, visible, added=0.0):
+    weights = (q @ k.mT) * visible
+    return (weights / (weights.sum(-1, keepdim=True) + added)).nan_to_num(0)
+
+
+FORMS = {  # name: context of q, k and v, and its dense matrix of q, k, v and visible entries
+    "divided by the sums": (divide, lambda q, k, v, visible: weigh(q, k, visible)),
+    "divided by a column of ones": (add_a_column_of_ones, lambda q, k, v, visible: weigh(q, k, visible)),
+    "causal, divided by sums apart": (divide_causal, lambda q, k, v, visible: weigh(q, k, visible.tril(), 1e-3)),
+    "multiplied by one over the sums": (multiply_by_inverse, lambda q, k, v, visible: weigh(q, k, visible, 1e-3)),
+    "divided and gated": (
+        divide_and_gate,
+        lambda q, k, v, visible: weigh(q, k, visible) * v.mean(-1, keepdim=True).sigmoid(),
+    ),
+    "over the length": (keep, lambda q, k, v, visible: (q @ k.mT) * visible / T),
+    "scores first": (multiply_scores_first, lambda q, k, v, visible: (q @ k.mT) * visible / T),
+    "causal": (add_up, lambda q, k, v, visible: (q @ k.mT) * visible.tril()),
 }
 
 
@@ -70,7 +94,7 @@ def build(name):
 def compute(model, x, name, visible=True, heads=(0, 1, 2)):
     """The output with entries that are not visible left out of the matrix, and with some heads alone."""
     q, k, v = model[0].split(x)
-    context = (FORMS[name][1](q, k) * torch.as_tensor(visible)) @ v
+    context = FORMS[name][1](q, k, v, torch.as_tensor(visible).expand(H, T, T)) @ v
     mask = torch.zeros(H, 1, 1).index_fill(0, torch.tensor(heads), 1)
     return model[1]((context * mask).transpose(1, 2).flatten(2))
 
@@ -124,15 +148,87 @@ def test_a_change_that_changes_nothing_leaves_every_bit(name):
             assert torch.equal(model(x), expected)
 
 
-def test_a_temperature_and_a_mean_that_is_divided_by_other_sums_are_warned_of():
+@pytest.mark.parametrize("name", FORMS)
+def test_a_query_without_keys_has_an_output_of_zero(name):
+    model, x = build(name)
+    visible = torch.ones(H, T, T, dtype=torch.bool)
+    visible[:, 5] = False
+    with intervene(model, CutEdges(5, kind="implicit")):
+        assert_equal(model(x), compute(model, x, name, visible))
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_heads_are_replaced_after_the_division(name):
+    model, x = build(name)
+    with record(model, keep="values") as source, torch.no_grad():
+        model(x.flip(0, 1))
+    (q, k, v), (other_q, other_k, other) = model[0].split(x), model[0].split(x.flip(0, 1))
+    visible = torch.ones(H, T, T, dtype=torch.bool)
+    context, weights = FORMS[name][0](q, k, v), FORMS[name][1](other_q, other_k, other, visible)
+    own = (torch.arange(H) == 1).view(H, 1, 1)
+    for change, new in (
+        (KnockOut(0, 1, "mean", kind="implicit"), context.mean(0, keepdim=True)),
+        (KnockOut(0, 1, "resample", kind="implicit"), context.roll(1, 0)),
+        (Patch(recording=source, layer=0, head=1, of="output", kind="implicit"), weights @ other),
+        (Patch(recording=source, layer=0, head=1, kind="implicit"), weights @ v),
+    ):
+        expected = model[1](torch.where(own, new, context).transpose(1, 2).flatten(2))
+        with intervene(model, change):
+            assert_equal(model(x), expected)
+
+
+def test_sums_with_a_bound_follow_while_they_are_larger_than_all_before():
+    FORMS["clamped"] = clamp, lambda q, k, v, visible: weigh(q, k, visible)
+    try:
+        model, x = build("clamped")
+        visible, sums = torch.ones(H, T, T, dtype=torch.bool), torch.ones(T)
+        q, k, _ = model[0].split(x)
+        sums = (q @ k.sum(2, keepdim=True).mT).squeeze(-1)
+        most = int(sums.amin((0, 1)).argmax())
+        visible[:, most, 0] = False
+        assert (((q @ k.mT) * visible).sum(-1)[:, :, most] > sums.min()).all()
+        with intervene(model, CutEdges(most, 0, kind="implicit")):
+            assert_equal(model(x), compute(model, x, "clamped", visible))
+        with (
+            pytest.warns(UserWarning, match="not changed: what its rows are multiplied by"),
+            intervene(model, CutEdges(4, slice(1, None), kind="implicit")),
+        ):
+            model(x)
+    finally:
+        del FORMS["clamped"]
+
+
+def normalize(q, k, v):
+    context = divide(q, k, v)
+    return context / context.norm(dim=-1, keepdim=True)
+
+
+def bound(q, k, v):
+    return q @ (k.mT @ v) / (q @ k.sum(2, keepdim=True).mT).abs().clamp(min=30.0)
+
+
+def test_a_norm_follows_what_changes_and_another_divisor_is_warned_of():
+    model, x = build("divided by the sums")
+    model[0].attend = normalize
+    q, k, v = model[0].split(x)
+    visible = torch.ones(H, T, T, dtype=torch.bool)
+    visible[:, 4:9, 3] = False
+    context = weigh(q, k, visible) @ v
+    expected = model[1]((context / context.norm(dim=-1, keepdim=True)).transpose(1, 2).flatten(2))
+    with intervene(model, CutEdges(slice(4, 9), 3, kind="implicit")):
+        assert_equal(model(x), expected)
+    model[0].attend = bound
+    with (
+        pytest.warns(UserWarning, match="not changed: what its rows are multiplied by"),
+        intervene(model, CutEdges(slice(4, 9), 3, kind="implicit")),
+    ):
+        model(x)
+
+
+def test_a_temperature_is_warned_of():
     model, x = build("divided by the sums")
     with (
         pytest.warns(UserWarning, match="was not applied: .*it has no scores that a temperature divides"),
         intervene(model, Temperature(t=2.0, kind="implicit")),
     ):
         assert_equal(model(x), compute(model, x, "divided by the sums"))
-    with (
-        pytest.warns(UserWarning, match="not changed: what its rows are"),
-        intervene(model, KnockOut(0, 1, "mean", kind="implicit")),
-    ):
-        model(x)

@@ -41,7 +41,7 @@ class Patch(Change):
             raise ConfigError("of='residual' replaces what a block with self-attention returns: leave head and kind out.")
 
     def depends_on_row_scale(self, call: RecurrenceCall) -> bool:
-        return call.row_scale is not None and bool((call.row_scale != 1).any())
+        return call.keeps_scale or (call.row_scale is not None and bool((call.row_scale != 1).any()))
 
     def change_context(self, context: Tensor, call: AttentionCall, name: str, number: int) -> Tensor:
         heads, places = self.find_heads(call), locate_tokens(call, self.kind)

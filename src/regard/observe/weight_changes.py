@@ -52,9 +52,11 @@ def cut_entries(changed: AttentionCall, adapter: CallAdapter) -> CallAdapter:
     hidden = before & ~after
     if not hidden.any():
         return adapter
-    result = adapter.run()
+    hidden = hidden if adapter.hidden is None else hidden | adapter.hidden
+    run_whole = adapter.run_whole or adapter.run
+    result = run_whole()
     context = adapter.cut_entries(read_context(result), hidden)
-    return replace(adapter, run=lambda: write(context, result), plain_call=changed)
+    return replace(adapter, run=lambda: write(context, result), run_whole=run_whole, plain_call=changed, hidden=hidden)
 
 
 def store_changed_weights(call: RecurrenceCall, weights: Tensor, context: Tensor) -> RecurrenceCall:

@@ -115,6 +115,8 @@ class CallAdapter:
     plain_call: AttentionCall | None = None  # of a call that can be changed without its scores: the values, ones as q and k
     change_weights: Callable[[Tensor, float], Tensor] | None = None  # visible keys (q, k) and a factor of scores to weights
     cut_entries: Callable[[Tensor, Tensor], Tensor] | None = None  # context and hidden entries (b, h, q, k) to a context
+    hidden: Tensor | None = None  # entries that were cut so far
+    run_whole: Callable[[], Any] | None = None  # how it runs without that
     context_changes: tuple[Callable[[Tensor], Tensor], ...] = ()  # of interventions, to make in reverse order
     divisor: Tensor | None = None  # the sums of the weights that the result is yet to be divided by, of the result's shape
     block: Any = None  # of a loop over blocks of keys, which this call is; it waits until its module ends

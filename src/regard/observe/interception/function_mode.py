@@ -167,6 +167,9 @@ class AttentionFunctionMode(HandwrittenCalls, ModuleEnds, TorchFunctionMode):
                 result = None if result is None else outputs
         if self.tracker.linear.found:
             self.follow_linear(func, name, args, kwargs, outputs)
+            if self.tracker.linear.divided is not None:
+                with InterceptionPause():
+                    result = outputs = self.tracker.linear.change_divided(outputs, change_recurrence)
         if self.tracker.blocks.rows:
             self.follow_blocks(func, name, args, kwargs, outputs)
         if kernel:

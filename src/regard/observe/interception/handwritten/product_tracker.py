@@ -11,11 +11,11 @@ from regard.observe.interception.function_roles import Role, infer_role, strip_a
 from regard.observe.interception.handwritten.ancestors.ancestor_search import find_ancestors, has_tokens
 from regard.observe.interception.handwritten.ancestors.layouts import skip_layouts
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
+from regard.observe.interception.handwritten.linear.changeable_contexts import ChangeableContexts
 from regard.observe.interception.handwritten.linear.chunk_loops import FoundCall
 from regard.observe.interception.handwritten.linear.gated_sums import MOVED, GatedSums
 from regard.observe.interception.handwritten.linear.lambda_layers import LAMBDAS, UNREAD_LAMBDAS, Summary, read_summary
 from regard.observe.interception.handwritten.linear.linear_attention import ChainRoles
-from regard.observe.interception.handwritten.linear.linear_contexts import LinearContexts
 from regard.observe.interception.handwritten.linear.linear_product import LinearProduct
 from regard.observe.interception.handwritten.linear.linear_scores import (
     CHAINED,
@@ -74,7 +74,7 @@ class ProductTracker(WeightTracker):
         super().__init__()
         self.edges = EdgeExponentials()
         self.entry_products = EntryProducts()
-        self.linear = LinearContexts(self.table)
+        self.linear = ChangeableContexts(self.table)
         self.tables = TableProducts()
         self.gated_sums = GatedSums()
         self.merged_blocks = MergedBlocks()

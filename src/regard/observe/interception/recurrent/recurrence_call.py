@@ -51,7 +51,8 @@ class RecurrenceCall:
     the weights, none if these are not known; it may be called until the forward ends. is_reported says that the call is missed
     if it cannot be read. row_scale (b, h, q) is what a layer multiplied its output by after the product with the values.
     unchanged is the call before an intervention changed it. result is the tensor that the model goes on with, with its graph.
-    unchangeable says why interventions cannot change it, or a part of it.
+    unchangeable says why interventions cannot change it, or a part of it; keeps_divisor, that its rows are divided by what may
+    depend on its weights, and that changed ones are too; keeps_scale, that changed outputs are multiplied as unchanged ones.
     """
 
     kernel: str
@@ -64,11 +65,13 @@ class RecurrenceCall:
     unchanged: "RecurrenceCall | None" = None
     result: Tensor | None = None
     unchangeable: str = ""
+    keeps_divisor: bool = False
+    keeps_scale: bool = False
 
     @property
     def has_equal_row_scale(self) -> bool:
         """Whether a layer multiplied all rows of the output of a head by one number."""
-        return self.row_scale is None or bool((self.row_scale == self.row_scale[:, :, :1]).all())
+        return not self.keeps_scale and (self.row_scale is None or bool((self.row_scale == self.row_scale[:, :, :1]).all()))
 
 
 def build_read_call(kernel: str, factors: RecurrenceFactors) -> RecurrenceCall:

@@ -1,6 +1,7 @@
 """A call of linear attention: its queries, keys and values by batch and heads, held against the layer's own output."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,17 +23,33 @@ from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.thread_state import STATE
 
 CHANGED = "it is linear attention, whose products of keys with values are changed by {} before queries are multiplied with them"
-FACTORS = (
-    "its output is multiplied by factors of its rows whose gradients are not followed: cut its edges under torch.no_grad()"
-)
+
+
+class RowSums(NamedTuple):
+    """The sums (b, h, q) of the weights of rows that a layer has divided by them, plus one number or none.
+
+    scale (b, h, q) is what the products of queries and keys were multiplied by in all. With a bound, it is not known what the
+    layer divides by where sums are smaller than all that it had.
+    """
+
+    scale: Tensor
+    sums: Tensor
+    is_bounded: bool
+
+    def compute_left(self, cut: Tensor) -> Tensor | None:
+        """Return by what a sum is smaller without some weights, as a factor; None if that is not known."""
+        if self.is_bounded and bool((self.sums - cut < self.sums.amin()).any()):
+            return None
+        return 1 - cut * self.scale.to(cut.dtype)
 
 
 @dataclass(eq=False)
 class LinearCall:
     """A call of linear attention: q, k (b, h, n, d), v (b, h, n, e), and the output as far as it was followed.
 
-    columns are those of the values that the output has; row_scale is (b, h, q). unchanged is the output before interventions
-    changed it, and row_scale then.
+    columns are those of the values that the output has; row_scale is (b, h, q). divisor are the sums of the weights of rows,
+    once a layer has divided by them. keeps_divisor says that it divided by what may depend on the weights, which a cut leaves
+    as it was; keeps_scale, that it multiplied the rows in a way that changed outputs are not followed through.
     """
 
     kernel: str
@@ -44,61 +61,83 @@ class LinearCall:
     columns: Tensor
     row_scale: Tensor
     eps: float
-    unchanged: tuple[Tensor, Tensor] | None = None
+    divisor: RowSums | None = None
+    keeps_divisor: bool = False
+    keeps_scale: bool = False
     note: str = ""
 
     def adapt(self, y: Tensor, places: Tensor) -> CallAdapter:
         """Return how the output y, whose entries have these places in (b, h, q, e), converts to a context and back.
 
-        Columns of ones among the values give the sums of the weights: they stay as they are.
+        Columns of ones among the values give the sums of the weights: they stay as they are, and are no part of the context.
         """
-        adapter, are_sums = adapt_entries(y, places, self.outputs.shape), (self.v == 1).all(2).all(0).all(0)
+        v, own = self.v[..., self.columns], self.find_values()
+        placed = places.flatten().argsort().argsort().view(places.shape)  # among the entries of y
+        adapter = adapt_entries(y, placed, self.outputs.shape)
         read_context, write_context = adapter.context, adapter.result
         assert read_context is not None
         assert write_context is not None
-        adapter.result = lambda new, out: write_context(torch.where(are_sums, read_context(out), new), out)
+        if len(own) < v.shape[3]:
+            adapter.context = lambda out: read_context(out)[..., own]
+            adapter.result = lambda new, out: write_context(read_context(out).index_copy(3, own, new), out)
         adapter.cut_entries = self.cut_entries
-        adapter.plain_call = build_plain_call(self.outputs, self.v, kernel=self.kernel, can_use_cache=self.is_causal)
+        adapter.plain_call = build_plain_call(self.outputs, v[..., own], kernel=self.kernel, can_use_cache=self.is_causal)
         return adapter
+
+    def find_values(self) -> Tensor:
+        """Return which of the columns of the output are no sums of the weights."""
+        are_sums = (self.v[..., self.columns] == 1).all(2).all(0).all(0)
+        return (~are_sums if bool(are_sums.any() & ~are_sums.all()) else torch.ones_like(are_sums)).nonzero().flatten()
 
     def cut_entries(self, context: Tensor, hidden: Tensor) -> Tensor:
         """Return a context (b, h, q, e) less the hidden entries (b, h, q, k) of the matrix, times their values.
 
-        Raises UnreadableError if the gradients of factors of its rows are not known.
+        Rows that were divided by the sums of their weights are divided by those of the weights that are left.
         """
-        if torch.is_grad_enabled() and context.requires_grad and bool((self.row_scale != 1).any()):
-            raise UnreadableError(FACTORS)
         n, t = hidden.shape[2:]
         hidden = hidden.tril(t - n) if self.is_causal else hidden
-        part = ((self.q @ self.k.mT).masked_fill(~hidden, 0) @ self.v) * self.row_scale.unsqueeze(-1).to(context.dtype)
-        return torch.where(hidden.any(-1, keepdim=True), context - part.to(context.dtype), context)
+        weights = (self.q @ self.k.mT).masked_fill(~hidden, 0)
+        part = (weights @ self.v[..., self.columns][..., self.find_values()]) * self.row_scale.unsqueeze(-1).to(context.dtype)
+        new = context - part.to(context.dtype)
+        if self.divisor is not None:
+            sums, seen = weights.sum(-1), torch.ones(n, t, dtype=torch.bool, device=hidden.device)
+            is_blind = (hidden | ~seen.tril(t - n) if self.is_causal else hidden).all(-1)
+            left = self.divisor.compute_left(sums.masked_fill(is_blind, 0))
+            self.keeps_divisor |= left is None
+            new = new if left is None else (new / left.unsqueeze(-1).to(new.dtype)).masked_fill(is_blind.unsqueeze(-1), 0)
+        return torch.where(hidden.any(-1, keepdim=True), new, context)
 
-    def keep_unchanged(self) -> None:
-        """Keep the output that follows from the queries, keys and values, before an intervention changes it."""
-        self.unchanged = self.unchanged or (self.outputs, self.row_scale)
-
-    def find_own_outputs(self) -> Tensor:
-        """Return the output that follows from the queries, keys and values, whatever an intervention made of it."""
-        if self.unchanged is None:
-            return self.outputs
-        outputs, scale = self.unchanged
-        factor = self.row_scale / scale.masked_fill(scale == 0, 1)
-        return outputs[..., self.columns] * factor.unsqueeze(-1).to(outputs.dtype)
+    def divide_rows(self, factor: Tensor, is_quotient: bool, is_bounded: bool) -> None:
+        """Note what a layer has multiplied the rows by, (b, h, q), perhaps one over something that may have a bound."""
+        n, t = self.q.shape[2], self.k.shape[2]
+        if self.is_causal:
+            earlier = self.k.detach().double().cumsum(2)[:, :, t - n :]
+        else:
+            earlier = self.k.detach().double().sum(2, keepdim=True)
+        sums = (self.q.detach().double() * earlier).sum(-1)
+        scale, by = self.row_scale.detach().double(), factor.detach().double()
+        added = 1 / by - sums * scale
+        rounding = OUTPUT_ROUNDINGS * self.eps * self.k.shape[3] * (added.abs() + (sums * scale).abs()).amax()
+        if bool(((added - added.flatten()[0]).abs() <= rounding).all()):
+            self.divisor = RowSums(self.row_scale * factor, sums, is_bounded)
+        elif is_quotient and not bool((by == by.flatten()[0]).all()):
+            self.keeps_divisor = True
 
     def read(self) -> RecurrenceCall:
         """Return the call in terms of a recording. Raises UnreadableError if its formula differs from the layer's output."""
         values = self.v.detach()[..., self.columns].contiguous()
         q, k, n, t = self.q.detach(), self.k.detach(), self.q.shape[2], self.k.shape[2]
         self.compare_output(values)
-        row_scale = None if bool((self.row_scale == 1).all()) else self.row_scale.to(score_dtype(q.dtype))
+        row_scale = None if bool((self.row_scale == 1).all()) else self.row_scale.detach().to(score_dtype(q.dtype))
         mechanism: LinearRecurrence | ScoredMatrix
         if self.is_causal:
             mechanism = LinearRecurrence(decay=k.new_zeros(1, 1, 1, 1), q=q, k=k, gate=row_scale)
         else:
             mechanism = ScoredMatrix(q=q, k=k, activation=IDENTITY, row_scale=row_scale, title=TITLE)
-        factors = RecurrenceFactors(mechanism, values, self.find_own_outputs(), sample_state(values), note=self.note)
+        factors = RecurrenceFactors(mechanism, values, self.outputs, sample_state(values), note=self.note)
         initial = sample_state(values[:, :, : t - n]) if 0 < n < t else None
-        return RecurrenceCall(self.kernel, initial, lambda: factors, must_continue=False, row_scale=self.row_scale)
+        call = RecurrenceCall(self.kernel, initial, lambda: factors, must_continue=False)
+        return replace(call, keeps_divisor=self.keeps_divisor, keeps_scale=self.keeps_scale)
 
     def compare_output(self, values: Tensor) -> None:
         """Compare sampled rows of the matrix times values with the layer's output. Raises UnreadableError if they differ."""
@@ -106,10 +145,10 @@ class LinearCall:
         rows = torch.linspace(0, n - 1, min(n, SAMPLED_ROWS), device=self.q.device).long()
         seen = torch.arange(t, device=rows.device) <= rows.unsqueeze(-1) if self.is_causal else rows.new_ones(1).bool()
         q, k, v = self.q.detach()[:, :, rows].double(), self.k.detach().double(), values.double()
-        scale = self.row_scale[:, :, rows].double().unsqueeze(-1)
+        scale = self.row_scale.detach()[:, :, rows].double().unsqueeze(-1)
         found = (q @ k.mT).masked_fill_(~seen, 0) @ v * scale
         size = (q.abs() @ k.abs().mT).masked_fill_(~seen, 0) @ v.abs() * scale.abs()
-        difference = (found - self.find_own_outputs()[:, :, rows].double()).abs()
+        difference = (found - self.outputs[:, :, rows].double()).abs()
         if bool((difference > OUTPUT_ROUNDINGS * self.eps * size).any()):  # not where the layer's own output is NaN
             raise UnreadableError(f"its formula differs from its output by {float(difference.nan_to_num(0).amax()):.2g}")
 

@@ -4,13 +4,9 @@ That a product is linear attention is known by the feature maps of its queries a
 """
 
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
 
 from torch import Tensor
 
-from regard.observe.interception.attention_call import CallAdapter
-from regard.observe.interception.call_dispatch import report_missed
 from regard.observe.interception.handwritten.ancestors.feature_maps import is_feature_map
 from regard.observe.interception.handwritten.ancestors.token_pairs import find_meeting
 from regard.observe.interception.handwritten.ancestors.windows import list_joined
@@ -30,17 +26,15 @@ from regard.observe.interception.handwritten.linear.linear_call import CHANGED, 
 from regard.observe.interception.handwritten.linear.linear_outputs import LinearOutputs, PlacedEntries
 from regard.observe.interception.handwritten.linear.linear_product import LinearProduct, name_kernel
 from regard.observe.interception.handwritten.linear.linear_scores import list_token_lengths
-from regard.observe.interception.handwritten.linear.running_chunks import UNCHANGED, RunningChunks
+from regard.observe.interception.handwritten.linear.running_chunks import RunningChunks
 from regard.observe.interception.handwritten.linear.unnormalized_call import ActivatedCall
 from regard.observe.interception.handwritten.products.labelled_product import align_labels
 from regard.observe.interception.handwritten.products.tensor_axes import AxisTable
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.provenance import ModuleFrame
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
-from regard.observe.interception.thread_state import STATE
 
 COPIED = "it is linear attention, whose keys were repeated before they were multiplied with the values, which is not followed"
-ChangeHandler = Callable[[RecurrenceCall, CallAdapter], tuple[RecurrenceCall, CallAdapter]]
 
 
 class LinearContexts(LinearOutputs):
@@ -168,27 +162,7 @@ class LinearContexts(LinearOutputs):
         self.found.append(FoundCall(weakref.ref(made.frames[-1]), call.kernel, call, output=weakref.ref(made.y)))
         self.contexts[made.y] = context = PlacedEntries(call, places)
         for factor, labels in made.factors:
-            self.multiply_rows(context, made.y, align_labels(factor, labels, made.product.result))
-
-    def change_output(self, y: Tensor, change: ChangeHandler) -> Tensor:
-        """Return what an intervention makes of y, the output of the call that was added last, and follow it in place of y."""
-        last = self.found[-1]
-        context = self.contexts.get(y)
-        if not isinstance(last.call, LinearCall) or context is None or context.call is not last.call:
-            return y
-        if last.chunk is not None:
-            report_missed(last.kernel, UNCHANGED, [one for one in STATE.watchers if one.can_change_calls])
-            return y
-        call = last.call
-        with suppress(UnreadableError):  # the call stays as it is, which is reported when its module ends
-            _, adapter = change(call.read(), call.adapt(y, context.places))
-            new: Tensor = adapter.run()
-            if new is not y:
-                call.keep_unchanged()
-                self.contexts[new] = context
-                self.found[-1] = last._replace(output=weakref.ref(new))
-            return new
-        return y
+            self.divide_rows(context, made.y, align_labels(factor, labels, made.product.result), factor, is_quotient=False)
 
 
 def has_feature_map(frames: list[ModuleFrame], k: Tensor, x: Tensor) -> bool:

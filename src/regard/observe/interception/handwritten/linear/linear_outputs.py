@@ -36,10 +36,14 @@ SUMS = {"add", "addcmul", *ADDING_PRODUCTS}
 
 
 class PlacedEntries(NamedTuple):
-    """A call, and the places in its first output (b, h, q, e) of the entries of a tensor that was made of that."""
+    """A call, and the places in its first output (b, h, q, e) of the entries of a tensor that was made of that.
+
+    unchanged is what the tensor is without interventions, if these have changed it.
+    """
 
     call: LinearCall | ActivatedCall | ChunkedCall
     places: Tensor
+    unchanged: Tensor | None = None
 
 
 class LinearOutputs:
@@ -66,7 +70,7 @@ class LinearOutputs:
         if core in SUMS and (core not in FUSED or isinstance(context.call, ChunkedCall)) and isinstance(result, Tensor):
             self.follow_addition(context, core, args, place, result)
         elif core in PRODUCTS | QUOTIENTS and len(args) == 2 and not (core in QUOTIENTS and (place or kwargs)):
-            by = torch.as_tensor(args[1 - place], device=result.device).detach().to(context.call.row_scale.dtype)
+            by = torch.as_tensor(args[1 - place], device=result.device).to(context.call.row_scale.dtype)
             if self.multiply_rows(context, result, by.reciprocal() if core in QUOTIENTS else by):
                 self.contexts[result] = context
         elif core in FUSED and len(args) == 3 and (place == 1 or (core == "addcmul" and place)):
@@ -84,6 +88,10 @@ class LinearOutputs:
             for y, places in [(result, parts)] if isinstance(result, Tensor) else zip(result, parts, strict=True):
                 self.contexts[y] = context._replace(places=places)
 
+    def divide_rows(self, context: PlacedEntries, y: Tensor, by: Tensor, made: Any, is_quotient: bool) -> bool:
+        """Multiply the rows of a call as `multiply_rows` does, by factors that were made of `made`, or are one over it."""
+        return self.multiply_rows(context, y, by)
+
     def follow_addition(self, context: PlacedEntries, core: str, args: Any, place: int, result: Tensor) -> None:
         """Follow the sum of an output with something else, which may be what queries read from a state."""
         if isinstance(context.call, ChunkedCall):
@@ -96,7 +104,7 @@ class LinearOutputs:
 
     def add_to_chunk(self, context: PlacedEntries, args: Any, place: int, result: Tensor) -> None:
         """Follow the sum of the output of a chunk with something else, perhaps with what earlier chunks add."""
-        call, places = context
+        call, places = context.call, context.places
         assert isinstance(call, ChunkedCall)
         if result.shape != places.shape or places.numel() != call.outputs.numel() or len(call.columns) < call.v.shape[3]:
             return
@@ -125,13 +133,14 @@ class LinearOutputs:
 
         y has entries of all rows, in the same columns of each.
         """
-        call, places = context
+        call, places = context.call, context.places
         rows, e = call.row_scale.numel(), call.v.shape[3]
         if y.shape != places.shape or not places.numel() or places.numel() % rows:
             return False
         order = places.flatten().argsort()
         grid = places.flatten()[order].view(rows, -1)
-        factor, outputs = (x.detach().expand(y.shape).reshape(-1)[order].view(grid.shape) for x in (by, y))
+        by = by if any(watcher.can_change_calls for watcher in STATE.watchers) else by.detach()  # whose gradients a cut needs
+        factor, outputs = (x.expand(y.shape).reshape(-1)[order].view(grid.shape) for x in (by, y.detach()))
         if not torch.equal(grid, grid[0] + e * torch.arange(rows, device=grid.device).unsqueeze(-1)):
             return False  # some rows alone
         if not torch.equal(factor, factor[:, :1].expand(factor.shape)):

@@ -90,7 +90,7 @@ def join_running_chunks(calls: list[tuple[ChunkPlace, LinearCall | None]]) -> Li
         return None
     first = parts[0]
     shapes = {(one.q.shape[:2], one.q.shape[3], one.v.shape[3]) for one in parts}
-    if len(shapes) > 1 or any(not torch.equal(one.columns, first.columns) or one.unchanged is not None for one in parts):
+    if len(shapes) > 1 or any(not torch.equal(one.columns, first.columns) for one in parts):
         return None
     q, k, v, outputs, row_scale = (
         torch.cat([getattr(one, name) for one in parts], 2) for name in ("q", "k", "v", "outputs", "row_scale")

@@ -1,0 +1,164 @@
+"""The outputs of linear attention that interventions change: at the product, and anew wherever their rows are multiplied.
+
+Beside a changed output stands what it is without the intervention. What a layer divides its rows by is applied to that, and the
+result is changed, so that heads are replaced by what they are after the division, and sums of weights are those that are left.
+"""
+
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.observe.interception.attention_call import CallAdapter
+from regard.observe.interception.call_dispatch import report_missed
+from regard.observe.interception.function_roles import strip_affixes
+from regard.observe.interception.handwritten.linear.linear_call import LinearCall
+from regard.observe.interception.handwritten.linear.linear_contexts import LinearContexts
+from regard.observe.interception.handwritten.linear.linear_outputs import SUMS, PlacedEntries, is_deflated
+from regard.observe.interception.handwritten.linear.running_chunks import UNCHANGED
+from regard.observe.interception.handwritten.products.score_form import (
+    COPIES,
+    FUSED,
+    PERMUTES,
+    PRODUCTS,
+    QUOTIENTS,
+    SLICES,
+    VIEWS,
+)
+from regard.observe.interception.handwritten.products.tensor_axes import AxisTable
+from regard.observe.interception.plain_tensors import UnreadableError
+from regard.observe.interception.provenance import LIKE_ANOTHER, ModuleFrame
+from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
+from regard.observe.interception.thread_state import STATE
+
+ChangeHandler = Callable[[RecurrenceCall, CallAdapter], tuple[RecurrenceCall, CallAdapter]]
+BOUNDS = {"clamp", "clamp_min", "clamp_max", "clip", "maximum", "minimum", "max", "min", "where", "abs", "relu", "threshold"}
+DIVISIONS = QUOTIENTS | {"reciprocal", "rsqrt"}
+MOST_MAKERS = 8  # of a divisor, from the sums to it
+
+
+class ChangeableContexts(LinearContexts):
+    """The linear attention of the modules that run, with what interventions make of it."""
+
+    def __init__(self, table: AxisTable) -> None:
+        super().__init__(table)
+        self.divided: PlacedEntries | None = None  # what the function that ran last made of a changed output, of all rows
+
+    def clear(self) -> None:
+        """Forget all calls."""
+        super().clear()
+        self.divided = None
+
+    def change_output(self, y: Tensor, change: ChangeHandler) -> Tensor:
+        """Return what an intervention makes of y, the output of the call that was added last, and follow it in place of y."""
+        last = self.found[-1]
+        context = self.contexts.get(y)
+        if not isinstance(last.call, LinearCall) or context is None or context.call is not last.call:
+            return y
+        if last.chunk is not None:
+            report_missed(last.kernel, UNCHANGED, [one for one in STATE.watchers if one.can_change_calls])
+            return y
+        with suppress(UnreadableError):  # the call stays as it is, which is reported when its module ends
+            new: Tensor = change(last.call.read(), last.call.adapt(y, context.places))[1].run()
+            if new is not y:
+                self.contexts[new] = context._replace(unchanged=y)
+                self.found[-1] = last._replace(output=weakref.ref(new))
+            return new
+        return y
+
+    def change_divided(self, y: Tensor, change: ChangeHandler) -> Tensor:
+        """Return what interventions make of a changed output whose rows were multiplied to y: of the unchanged one, anew."""
+        context, self.divided = self.divided, None
+        assert context is not None
+        call, unchanged = context.call, context.unchanged
+        assert isinstance(call, LinearCall)
+        assert unchanged is not None
+        try:
+            new: Tensor = change(call.read(), call.adapt(unchanged, context.places))[1].run()
+        except UnreadableError:  # must not stop the model, which goes on with the changed output, multiplied
+            call.keeps_scale = True
+            return y
+        self.contexts[new] = context
+        return new
+
+    def follow_function(self, func: Callable[..., Any], name: str, args: Any, kwargs: Any, result: Any) -> None:
+        """Follow an output through a function, beside what it is without interventions if these have changed it."""
+        read = args[:1] if strip_affixes(name) in LIKE_ANOTHER else args
+        place = next((n for n, x in enumerate(read) if isinstance(x, Tensor) and x in self.contexts), None)
+        if place is None or self.contexts[args[place]].unchanged is None:
+            super().follow_function(func, name, args, kwargs, result)
+        else:
+            core = name if name in PERMUTES else strip_affixes(name)
+            self.follow_changed(func, name, core, args, kwargs, place, result)
+
+    def follow_changed(
+        self, func: Callable[..., Any], name: str, core: str, args: Any, kwargs: Any, place: int, result: Any
+    ) -> None:
+        """Follow what an intervention has changed, beside what it is without that.
+
+        Where all rows are multiplied by factors, it is changed anew. What is made of the output, as a norm of it, is no factor.
+        """
+        context = self.contexts[args[place]]
+        if core in COPIES | VIEWS | PERMUTES | SLICES and place == 0:
+            parts = context.places if core in COPIES else func(context.places, *args[1:], **kwargs)
+            unchanged = func(context.unchanged, *args[1:], **kwargs)
+            every = [(result, parts, unchanged)] if isinstance(result, Tensor) else zip(result, parts, unchanged, strict=True)
+            for y, places, own in every:
+                self.contexts[y] = context._replace(places=places, unchanged=own)
+            return
+        if core in ("sub", "subtract") and place == 1 and is_deflated(context.call, args[0]):
+            self.found = [one for one in self.found if one.call is not context.call]
+        if core in SUMS - FUSED and isinstance(result, Tensor):
+            self.follow_addition(context, core, args, place, result)
+            return
+        is_quotient = core in QUOTIENTS
+        if core not in PRODUCTS | QUOTIENTS or len(args) != 2 or (is_quotient and (place or kwargs)) or is_in_place(name):
+            if core in FUSED | {"einsum"} and isinstance(context.call, LinearCall):
+                context.call.keeps_scale = True
+            return
+        other = args[1 - place]
+        known = self.contexts.get(other) if isinstance(other, Tensor) else None
+        factor = other if known is None or known.unchanged is None else known.unchanged
+        outputs = [*map(id, filter(None, (one.output for one in self.found if one.call is context.call)))]
+        if factor is other and isinstance(other, Tensor) and not self.list_ancestors(STATE.frames, [other]).isdisjoint(outputs):
+            return
+        assert context.unchanged is not None
+        unchanged = func(*([context.unchanged, factor] if not place else [factor, context.unchanged]), **kwargs)
+        by = torch.as_tensor(factor, device=result.device).to(context.call.row_scale.dtype)
+        by = by.reciprocal() if is_quotient else by
+        if self.divide_rows(context, unchanged, by, other, is_quotient):
+            self.divided = self.contexts[result] = context._replace(unchanged=unchanged)
+
+    def divide_rows(self, context: PlacedEntries, y: Tensor, by: Tensor, made: Any, is_quotient: bool) -> bool:
+        """Multiply the rows of a call as `multiply_rows` does; note whether what made the factors divides by their sums."""
+        call = context.call
+        if not isinstance(call, LinearCall) or not any(watcher.can_change_calls for watcher in STATE.watchers):
+            return self.multiply_rows(context, y, by)
+        before, call.row_scale = call.row_scale, torch.ones_like(call.row_scale)
+        is_factor = self.multiply_rows(context, y, by)
+        factor, call.row_scale = call.row_scale, before
+        if is_factor:
+            makers = {*list_makers(STATE.frames, made)} if isinstance(made, Tensor) else set[str]()
+            call.divide_rows(factor, is_quotient or not makers.isdisjoint(DIVISIONS), not makers.isdisjoint(BOUNDS))
+            call.row_scale = before * factor
+        return is_factor
+
+
+def is_in_place(name: str) -> bool:
+    """Return whether a function of this name writes into its first argument."""
+    return name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
+
+
+def list_makers(frames: list[ModuleFrame], x: Tensor) -> list[str]:
+    """Return the names of the functions by which a module has made a tensor, the last first, each of its first argument."""
+    found, one = list[str](), weakref.ref(x)
+    for _ in range(MOST_MAKERS):
+        makers = frames[-1].find_makers(one)
+        if not makers or not makers[-1].given:
+            break
+        found.append(strip_affixes(makers[-1].name))
+        one = makers[-1].given[0]
+    return found
