@@ -2,6 +2,7 @@
 
 import math
 import weakref
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -282,20 +283,60 @@ def run_with_warning(model, x, match, *changes):
         return model(x)
 
 
-def test_division_by_sums_after_the_product_is_said_to_stay_that_of_the_unchanged_weights():
-    class Divided(Own):
-        def forward(self, x):
-            q, k, v = self.project(x).unflatten(-1, (3, H, D)).permute(2, 0, 3, 1, 4)
-            weights = self.primitives.activate(self.primitives.score(q, k).relu())
-            return (weights @ v / (total(weights) + 1e-6)).transpose(1, 2).flatten(2)
+class Divided(Own):
+    """Weights times values, divided by the sums of the weights afterwards."""
 
-    def total(weights):
-        return weights.sum(-1, keepdim=True)
+    def __init__(self, divide=lambda context, total: context / (total + 1e-6)):
+        super().__init__(None)
+        self.divide = divide
 
-    model, x = nn.Sequential(Divided(None)), torch.randn(B, T, C)
+    def forward(self, x):
+        q, k, v = self.project(x).unflatten(-1, (3, H, D)).permute(2, 0, 3, 1, 4)
+        weights = self.primitives.activate(self.primitives.score(q, k).relu())
+        return self.divide(weights @ v, weights.sum(-1, keepdim=True)).transpose(1, 2).flatten(2)
+
+
+DIVISIONS = {
+    "and a number": lambda context, total: context / (total + 0.3),
+    "multiplied": lambda context, total: context * (1 / (total + 0.3)),
+    "transposed before": lambda context, total: (context.transpose(1, 2) / (total + 1e-6).transpose(1, 2)).transpose(1, 2),
+}
+
+
+@pytest.mark.parametrize("name", DIVISIONS)
+def test_division_by_sums_after_the_product_follows_the_changed_weights(name):
+    model, x = nn.Sequential(Divided(DIVISIONS[name])), torch.randn(B, T, C).requires_grad_()
+    hidden = torch.zeros(H, T, T, dtype=torch.bool)
+    hidden[[0, 2], 4:9, 3] = hidden[[0, 2], 6] = True
+    model[0].primitives = Primitives(hidden)
+    expected = model(x)
+    other = torch.autograd.grad(expected.square().sum(), [x, *model.parameters()])
+    model[0].primitives = Primitives()
+    changes = [CutEdges(slice(4, 9), 3, head=[0, 2], kind="implicit"), CutEdges(6, head=[0, 2], kind="implicit")]
+    for blocks in ([changes], [changes[:1], changes[1:]]):
+        with ExitStack() as stack:
+            for block in blocks:
+                stack.enter_context(intervene(model, *block))
+            recording = stack.enter_context(record(model, keep="values"))
+            found = model(x)
+        assert_equal(found, expected)
+        for own, theirs in zip(torch.autograd.grad(found.square().sum(), [x, *model.parameters()]), other, strict=True):
+            assert_equal(own, theirs)
+        values = recording.values(0, kind="implicit")
+        product = recording.map(0, kind="implicit").dense() @ values
+        assert_equal(product.transpose(1, 2).flatten(2), expected)
+
+
+def test_division_by_sums_with_a_bound_is_said_to_stay_where_it_may_apply():
+    model, x = nn.Sequential(Divided(lambda context, total: context / total.clamp(min=1e-3))), torch.randn(B, T, C)
+    told = "A part of the output of 0 was not changed: what its rows are multiplied by"
+    run_with_warning(model, x, told, CutEdges(12, slice(1, None), kind="implicit"))
+
+
+def test_contexts_that_are_patched_before_a_division_by_sums_are_warned_of():
+    model, x = nn.Sequential(Divided()), torch.randn(B, T, C)
     plain = model(x)
     told = "A part of the output of 0 was not changed: what its rows are multiplied by"
-    assert not torch.allclose(run_with_warning(model, x, told, CutEdges(keys=0, kind="implicit")), plain)
     with record(model, keep="values") as source:
         model(x)
     run_with_warning(model, x, told, Patch(recording=source, kind="implicit"))
@@ -464,7 +505,8 @@ def test_division_by_more_than_sums_after_the_product_is_said_to_stay(name):
     plain = model(x)
     with record(model, keep="values") as source:
         model(torch.randn(B, T, C))
-    for change in (CutEdges(keys=0, kind=kind), Temperature(t=2.0, kind=kind), Patch(recording=source, kind=kind)):
+    changes = [CutEdges(keys=0, kind=kind), Temperature(t=2.0, kind=kind)] if kind == "self" else []
+    for change in (*changes, Patch(recording=source, kind=kind)):
         assert not torch.allclose(run_with_warning(model, x, told, change), plain)
     with intervene(model, KnockOut(head=1, kind=kind)):  # 0 however it is divided
         found = model(x)

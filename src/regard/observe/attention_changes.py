@@ -71,7 +71,7 @@ class Change:
     def depends_on_row_scale(self, call: RecurrenceCall) -> bool:
         """Return whether the change is another one because a layer multiplies the rows of a context after it."""
         is_changed = call.unchanged is not None or call.keeps_scale
-        return call.keeps_divisor or (is_changed and not call.has_equal_row_scale)
+        return call.keeps_divisor or (is_changed and not call.follows_sums and not call.has_equal_row_scale)
 
     def is_target(self, name: str, number: int | None, kind: str) -> bool:
         """Return whether the change applies to a layer."""

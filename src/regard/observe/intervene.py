@@ -166,8 +166,9 @@ class Intervention:
         if not meant:
             return call, adapter
         if found is not None:
-            weights, adapter = found
-            call = store_changed_weights(call, weights, read(adapter.run()))
+            assert adapter.weights is not None
+            before, (weights, adapter) = adapter.weights, found
+            call = store_changed_weights(call, before, weights, read(adapter.run()))
         for change in meant:
             self.report_applied(change, place)
         self.changed_modules.add(name)

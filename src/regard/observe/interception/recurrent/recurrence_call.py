@@ -53,6 +53,8 @@ class RecurrenceCall:
     unchanged is the call before an intervention changed it. result is the tensor that the model goes on with, with its graph.
     unchangeable says why interventions cannot change it, or a part of it; keeps_divisor, that its rows are divided by what may
     depend on its weights, and that changed ones are too; keeps_scale, that changed outputs are multiplied as unchanged ones.
+    sums (b, h, q) are those of its weights before and after interventions changed them; follows_sums says that its rows are
+    divided by the latter.
     """
 
     kernel: str
@@ -67,6 +69,8 @@ class RecurrenceCall:
     unchangeable: str = ""
     keeps_divisor: bool = False
     keeps_scale: bool = False
+    sums: tuple[Tensor, Tensor] | None = None
+    follows_sums: bool = False
 
     @property
     def has_equal_row_scale(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.map.stored_matrix import StoredMatrix
 from regard.observe.interception.attention_call import CallAdapter
 from regard.observe.interception.call_dispatch import report_missed
 from regard.observe.interception.function_roles import strip_affixes
@@ -19,6 +20,7 @@ from regard.observe.interception.handwritten.linear.linear_call import LinearCal
 from regard.observe.interception.handwritten.linear.linear_contexts import LinearContexts
 from regard.observe.interception.handwritten.linear.linear_outputs import SUMS, PlacedEntries, is_deflated
 from regard.observe.interception.handwritten.linear.running_chunks import UNCHANGED
+from regard.observe.interception.handwritten.linear.unnormalized_call import ActivatedCall
 from regard.observe.interception.handwritten.products.score_form import (
     COPIES,
     FUSED,
@@ -37,6 +39,7 @@ from regard.observe.interception.thread_state import STATE
 ChangeHandler = Callable[[RecurrenceCall, CallAdapter], tuple[RecurrenceCall, CallAdapter]]
 BOUNDS = {"clamp", "clamp_min", "clamp_max", "clip", "maximum", "minimum", "max", "min", "where", "abs", "relu", "threshold"}
 DIVISIONS = QUOTIENTS | {"reciprocal", "rsqrt"}
+TOTALS = {"sum", "mean", "cumsum", "einsum", "matmul", "mm", "bmm", "baddbmm", "mv"}
 MOST_MAKERS = 8  # of a divisor, from the sums to it
 
 
@@ -73,11 +76,18 @@ class ChangeableContexts(LinearContexts):
         """Return what interventions make of a changed output whose rows were multiplied to y: of the unchanged one, anew."""
         context, self.divided = self.divided, None
         assert context is not None
+        new: Tensor
         call, unchanged = context.call, context.unchanged
+        if context.by is not None:
+            assert isinstance(call, ActivatedCall)
+            new = y * context.by.flatten()[context.places // call.v.shape[3]].to(y.dtype)
+            call.divide_again(context.by)
+            self.contexts[new] = context._replace(by=None)
+            return new
         assert isinstance(call, LinearCall)
         assert unchanged is not None
         try:
-            new: Tensor = change(call.read(), call.adapt(unchanged, context.places))[1].run()
+            new = change(call.read(), call.adapt(unchanged, context.places))[1].run()
         except UnreadableError:  # must not stop the model, which goes on with the changed output, multiplied
             call.keeps_scale = True
             return y
@@ -88,11 +98,32 @@ class ChangeableContexts(LinearContexts):
         """Follow an output through a function, beside what it is without interventions if these have changed it."""
         read = args[:1] if strip_affixes(name) in LIKE_ANOTHER else args
         place = next((n for n, x in enumerate(read) if isinstance(x, Tensor) and x in self.contexts), None)
-        if place is None or self.contexts[args[place]].unchanged is None:
-            super().follow_function(func, name, args, kwargs, result)
-        else:
-            core = name if name in PERMUTES else strip_affixes(name)
+        if place is None:
+            return
+        context, core = self.contexts[args[place]], name if name in PERMUTES else strip_affixes(name)
+        if context.unchanged is not None:
             self.follow_changed(func, name, core, args, kwargs, place, result)
+            return
+        before = context.call.row_scale
+        super().follow_function(func, name, args, kwargs, result)
+        is_multiplied = context.call.row_scale is not before and not is_in_place(name)
+        if isinstance(context.call, ActivatedCall) and is_multiplied and core in PRODUCTS | QUOTIENTS:
+            self.follow_sums(context, context.call, args[1 - place], result)
+
+    def follow_sums(self, context: PlacedEntries, call: ActivatedCall, divisor: Any, result: Tensor) -> None:
+        """Follow rows of changed weights that a layer has divided by the sums of the unchanged ones, plus a number or not."""
+        sums, scale = call.call.sums, call.row_scale
+        if sums is None or bool((scale == scale.flatten()[0]).all()) or call.follows_sums:
+            return
+        before, after = (x.to(scale.dtype) for x in sums)
+        left = after + (1 / scale - before).detach()
+        assert isinstance(call.factors.mechanism, StoredMatrix)
+        makers = {*list_makers(STATE.frames, divisor)} if isinstance(divisor, Tensor) else set[str]()
+        if not makers.isdisjoint(BOUNDS) and bool((left < (1 / scale).amin()).any()):
+            return  # a bound may apply now
+        is_blind = ~call.factors.mechanism.entries.any(-1)
+        by = 1 / (scale * left.masked_fill(is_blind, 1))
+        self.divided = context._replace(by=by.masked_fill(is_blind | (before == after), 1))
 
     def follow_changed(
         self, func: Callable[..., Any], name: str, core: str, args: Any, kwargs: Any, place: int, result: Any
@@ -113,11 +144,15 @@ class ChangeableContexts(LinearContexts):
             self.found = [one for one in self.found if one.call is not context.call]
         if core in SUMS - FUSED and isinstance(result, Tensor):
             self.follow_addition(context, core, args, place, result)
+            if is_in_place(name) and not place:
+                del self.contexts[result]
             return
         is_quotient = core in QUOTIENTS
         if core not in PRODUCTS | QUOTIENTS or len(args) != 2 or (is_quotient and (place or kwargs)) or is_in_place(name):
-            if core in FUSED | {"einsum"} and isinstance(context.call, LinearCall):
+            if (core in FUSED | {"einsum"} or is_in_place(name)) and isinstance(context.call, LinearCall):
                 context.call.keeps_scale = True
+            if is_in_place(name):
+                del self.contexts[args[place]]
             return
         other = args[1 - place]
         known = self.contexts.get(other) if isinstance(other, Tensor) else None
@@ -153,11 +188,11 @@ def is_in_place(name: str) -> bool:
 
 
 def list_makers(frames: list[ModuleFrame], x: Tensor) -> list[str]:
-    """Return the names of the functions by which a module has made a tensor, the last first, each of its first argument."""
+    """Return the names of the functions, the last first, by which a module has made a tensor of a sum."""
     found, one = list[str](), weakref.ref(x)
     for _ in range(MOST_MAKERS):
         makers = frames[-1].find_makers(one)
-        if not makers or not makers[-1].given:
+        if not makers or not makers[-1].given or strip_affixes(makers[-1].name) in TOTALS:
             break
         found.append(strip_affixes(makers[-1].name))
         one = makers[-1].given[0]

@@ -38,12 +38,14 @@ SUMS = {"add", "addcmul", *ADDING_PRODUCTS}
 class PlacedEntries(NamedTuple):
     """A call, and the places in its first output (b, h, q, e) of the entries of a tensor that was made of that.
 
-    unchanged is what the tensor is without interventions, if these have changed it.
+    unchanged is what the tensor is without interventions, if these have changed it; `by` (b, h, q), what its rows are yet to be
+    multiplied by.
     """
 
     call: LinearCall | ActivatedCall | ChunkedCall
     places: Tensor
     unchanged: Tensor | None = None
+    by: Tensor | None = None
 
 
 class LinearOutputs:

@@ -48,7 +48,8 @@ class ActivatedCall:
     """A call of activated scores, and its output (b, h, q, e) as far as it was followed.
 
     columns are those of the values that the output has; row_scale is (b, h, q). divided is the matrix of the model
-    without interventions, by the sums of whose rows the output may be divided.
+    without interventions, by the sums of whose rows the output may be divided. follows_sums says that it was divided by those
+    of the changed weights instead.
     """
 
     call: RecurrenceCall
@@ -57,6 +58,7 @@ class ActivatedCall:
     outputs: Tensor
     columns: Tensor
     row_scale: Tensor
+    follows_sums: bool = False
     note: str = ""  # beside that of its factors
 
     @classmethod
@@ -110,6 +112,11 @@ class ActivatedCall:
         has_one_number_added = bool(((added - added.flatten()[0]).abs() <= rounding).all())
         return has_one_number_added or bool((((sums * scale - 1).abs() <= NEAR) | (sums == 0)).all())
 
+    def divide_again(self, by: Tensor) -> None:
+        """Multiply the rows by factors (b, h, q), so that they are divided by the sums of the changed weights."""
+        self.row_scale, self.follows_sums = self.row_scale * by, True
+        self.outputs = self.outputs * by.detach().unsqueeze(-1).to(self.outputs.dtype)
+
     def read(self) -> RecurrenceCall:
         """Return the call in terms of a recording, with the factors of its rows."""
         note = "; ".join(filter(None, (self.factors.note, self.note)))
@@ -128,7 +135,8 @@ class ActivatedCall:
         state, (n, t) = sample_state(values), (self.outputs.shape[2], values.shape[2])
         factors = replace(self.factors, mechanism=mechanism, values=values, outputs=self.outputs, state=state, note=note)
         initial = sample_state(values[:, :, : t - n]) if 0 < n < t else None
-        return replace(self.call, initial_state=initial, read=lambda: factors, row_scale=self.row_scale)
+        scale = self.row_scale.detach()
+        return replace(self.call, initial_state=initial, read=lambda: factors, row_scale=scale, follows_sums=self.follows_sums)
 
 
 def build_unnormalized_call(
