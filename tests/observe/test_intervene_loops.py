@@ -197,6 +197,64 @@ def test_a_change_that_changes_nothing_leaves_every_bit_of_a_loop(form):
             assert torch.equal(model(x), plain)
 
 
+class Vectors(nn.Module):
+    """A gated loop whose state is a vector, h = a h + w v, with a gate for each channel or for each token."""
+
+    def __init__(self, has_gates_of_channels, join):
+        super().__init__()
+        self.join, self.gates, self.values = join, nn.Linear(6, 5 if has_gates_of_channels else 1), nn.Linear(6, 5)
+
+    def compute_entries(self, x):
+        """The matrix (b, 5 or 1, t, t), and the values (b, h, t, e)."""
+        a, v = self.gates(x).sigmoid(), self.values(x)
+        sums = a.log().cumsum(1).mT
+        decays = (sums.unsqueeze(-1) - sums.unsqueeze(-2)).exp().tril()
+        return decays * (1 - a).mT.unsqueeze(2), v.mT.unsqueeze(3) if a.shape[2] > 1 else v.unsqueeze(1)
+
+    def forward(self, x):
+        a, v = self.gates(x).sigmoid(), self.values(x)
+        state, rows = torch.zeros(len(x), 5), []
+        for i in range(x.shape[1]):
+            state = a[:, i] * state + (1 - a[:, i]) * v[:, i]
+            rows.append(state)
+        return self.join(rows)
+
+
+VECTOR_JOINS = {
+    "stacked": lambda rows: torch.stack(rows, 1),
+    "stacked last": lambda rows: torch.stack(rows, -1).mT,
+    "concatenated": lambda rows: torch.cat([row.unsqueeze(1) for row in rows], 1),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("join", VECTOR_JOINS)
+@pytest.mark.parametrize("has_gates_of_channels", [True, False])
+def test_channels_and_entries_of_a_loop_over_vectors_are_left_out(has_gates_of_channels, join):
+    torch.manual_seed(3)
+    model, x = nn.Sequential(Vectors(has_gates_of_channels, VECTOR_JOINS[join]), nn.Linear(5, 6)), torch.randn(B, T, 6)
+    matrix, v = model[0].compute_entries(x)
+    hidden = mark_entries([(len(matrix[0]), [0]), (T, QUERIES), (T, KEYS)])
+    changes = [CutEdges(QUERIES, KEYS, layer=0, head=0, kind="implicit")]
+    context = matrix.masked_fill(hidden, 0) @ v
+    if has_gates_of_channels:
+        changes.append(KnockOut(0, 3, kind="implicit"))
+        context[:, 3] = 0
+    context = context.squeeze(3).mT if has_gates_of_channels else context.squeeze(1)
+    with intervene(model, *changes), record(model) as recording:
+        assert_equal(model(x), model[1](context))
+    assert not recording.missed
+    assert (recording.map(0, kind="implicit").dense() - matrix).abs().max() < EQUAL
+
+
+def test_a_loop_over_vectors_stays_where_there_are_gradients():
+    model, x = nn.Sequential(Vectors(True, VECTOR_JOINS["stacked"]), nn.Linear(5, 6)), torch.randn(B, T, 6)
+    plain = model(x)
+    told = pytest.warns(UserWarning, match="was not applied: .*without gradients alone")
+    with told, intervene(model, KnockOut(0, 1, kind="implicit")):
+        assert torch.equal(model(x), plain)
+
+
 def list_gradients(output, model, x):
     return torch.autograd.grad(output.square().sum(), [x, *model.parameters()], allow_unused=True)
 

@@ -4,7 +4,7 @@ A torch function mode sees every call of a torch function in its thread, includi
 """
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -31,6 +31,7 @@ from regard.observe.interception.handwritten.handwritten_call import Handwritten
 from regard.observe.interception.handwritten.recurrences.loop_tracker import LoopTracker, may_start_loop
 from regard.observe.interception.handwritten.scores.weight_steps import WeightSteps
 from regard.observe.interception.handwritten.softmax.undivided_contexts import UndividedContexts
+from regard.observe.interception.handwritten.unread.unread_recurrences import find_token_axes, find_unread_recurrence
 from regard.observe.interception.handwritten_calls import HandwrittenCalls
 from regard.observe.interception.module_ends import ModuleEnds
 from regard.observe.interception.pixels.pixel_positions import PixelPositions
@@ -157,11 +158,12 @@ class AttentionFunctionMode(HandwrittenCalls, ModuleEnds, TorchFunctionMode):
             args, kwargs = list_tensors_by_place(name, args, kwargs)
         if self.positions.stored and wrapper is None:
             self.follow_positions(self.positions.follow_function, func, name, args, kwargs, outputs)
-        handwritten_call, found = None, len(self.tracker.linear.found)
+        handwritten_call, found, joins_vectors = None, len(self.tracker.linear.found), False
         if self.undivided.notes:
             self.follow_undivided(func, name, args, kwargs, outputs)
         if wrapper is None and (self.loops.traces or self.loops.pairs or may_start_loop(role, name)):
             self.follow_loops(frames, func, name, role, args, kwargs, outputs)
+            joins_vectors = self.loops.outputs.channels is not None
             if self.loops.outputs.joined is not None:
                 outputs = self.change_loop(frames[-1], outputs)
                 result = None if result is None else outputs
@@ -187,6 +189,9 @@ class AttentionFunctionMode(HandwrittenCalls, ModuleEnds, TorchFunctionMode):
         if frames[-1].contexts and wrapper is None and may_subtract(frames[-1].contexts, name, outputs):
             result = outputs = self.follow_subtraction(frames[-1], name, args, kwargs, outputs)
         frames[-1].log_operation(args, kwargs, outputs, name)
+        if joins_vectors and (changed := self.change_vectors(frames[-1], outputs)) is not outputs:
+            frames[-1].log_operation(args, kwargs, changed, name)
+            result = changed
         if type(result) is not Tensor and isinstance(result, Tensor) and not is_readable(result):
             self.report_opaque(name, role, args, result)
         return result
@@ -296,6 +301,16 @@ class AttentionFunctionMode(HandwrittenCalls, ModuleEnds, TorchFunctionMode):
         """Return the joined rows of a loop as interventions change them; a tensor that they were written into is changed."""
         with InterceptionPause():
             return self.loops.change_rows(frame, rows, change_recurrence)
+
+    def change_vectors(self, frame: ModuleFrame, states: Tensor) -> Tensor:
+        """Return the joined states of a loop over vectors as interventions change them, if it is recorded later."""
+        is_found = False
+        with suppress(Exception):  # is reported when the module ends
+            is_found = bool(find_unread_recurrence(frame, find_token_axes(frame)))
+        if is_found:
+            return self.change_loop(frame, states)
+        self.loops.outputs.channels = None
+        return states
 
     def report_failure(self, name: str, error: Exception) -> None:
         """Report that nothing is followed any further in this forward."""

@@ -7,7 +7,7 @@ reads, as RWKV's average with a bonus for the token itself, may be another state
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,13 @@ class ChannelLoop:
     entries: list[Channels] = field(default_factory=list)
     outputs: list[Tensor] = field(default_factory=list)
     places: list[int] = field(default_factory=list)  # in memory, of the entries that it wrote the outputs to
+
+
+class JoinedChannels(NamedTuple):
+    """A loop over vectors whose states one tensor joins, and the places there of its entries, (b, ..., c, t)."""
+
+    loop: ChannelLoop
+    places: Tensor
 
 
 class ChannelStates:
@@ -192,7 +199,13 @@ class ChannelStates:
         if core != "stack" and entries[0].shape[dim] != 1:
             return
         parts = [part.detach().clone() for part in (y.unbind(dim) if core == "stack" else y.split(1, dim))]
-        self.loops.append(ChannelLoop(frame, core, found, parts))
+        loop = ChannelLoop(frame, core, found, parts)
+        self.loops.append(loop)
+        if self.log.outputs.is_active:
+            numbers = torch.arange(y.numel(), device=y.device).view(y.shape)
+            own = numbers.unbind(dim) if core == "stack" else numbers.split(1, dim)
+            places = torch.stack([x.reshape(found[0].state.shape) for x in own], -1)
+            self.log.outputs.channels = JoinedChannels(loop, places)
 
     def write(self, frame: ModuleFrame, args: Any, state: Channels) -> None:
         """Keep what is written to an entry of a tensor and was read from a state that is a vector."""

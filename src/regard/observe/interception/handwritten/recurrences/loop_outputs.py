@@ -49,11 +49,12 @@ class LoopOutputs:
     def __init__(self) -> None:
         self.is_active = False
         self.joined: JoinedRows | None = None  # by the function that ran last
+        self.channels: Any = None  # the states of a loop over vectors that the function that ran last has joined
         self.written = WeakTensorKeyDictionary()  # the numbers of the entries of tensors that rows are written into
 
     def clear(self) -> None:
         """Forget all outputs."""
-        self.joined = None
+        self.joined = self.channels = None
         self.written.clear()
 
     def start(self, loop: StateLoop, y: Tensor) -> Tensor | None:

@@ -16,6 +16,7 @@ from regard.observe.interception.function_roles import Role, strip_affixes
 from regard.observe.interception.handwritten.ancestors.ancestor_search import ZEROS
 from regard.observe.interception.handwritten.products.score_form import PERMUTES
 from regard.observe.interception.handwritten.products.traces import is_followable
+from regard.observe.interception.handwritten.recurrences.channel_changes import change_channels
 from regard.observe.interception.handwritten.recurrences.channel_scans import ChannelScan, ScanRounds
 from regard.observe.interception.handwritten.recurrences.channel_states import ChannelLoop, ChannelStates
 from regard.observe.interception.handwritten.recurrences.followed_function import MIXES, FollowedFunction, Mixture
@@ -192,6 +193,10 @@ class LoopTracker:
 
     def change_rows(self, frame: ModuleFrame, y: Tensor, change: ChangeHandler) -> Tensor:
         """Return what interventions make of y, the joined rows of a loop."""
+        channels, self.outputs.channels = self.outputs.channels, None
+        if channels is not None:
+            self.outputs.joined = None
+            return change_channels(channels, y, change)
         return self.log.change_rows(frame, y, change)
 
     def take_channel_loops(self, frame: ModuleFrame) -> tuple[list[ChannelLoop], list[ChannelScan]]:
