@@ -339,3 +339,23 @@ def test_a_loop_that_is_given_a_copy_of_its_state_is_changed_with_gradients(copy
     expected = context[:, :, first:].transpose(1, 2).flatten(2)
     assert_equal(found, expected)
     assert_same_gradients(list_gradients(found, model, x), list_gradients(expected, model, x))
+
+
+class Resetting(Stateful):
+    """A loop whose state is multiplied by 0 before some tokens, as where documents are packed."""
+
+    def project(self, x):
+        tokens = super().project(x)
+        tokens.a = tokens.a * (torch.arange(T) % 3 > 0).view(T, 1)
+        return tokens
+
+
+def test_gradients_of_a_changed_loop_whose_state_is_reset_are_those_of_its_matrix():
+    torch.manual_seed(3)
+    model, x = Resetting(lambda rows: torch.stack(rows, 2)), torch.randn(B, T, 6, requires_grad=True)
+    tokens = model.project(x)
+    expected = (compute_matrix(tokens).masked_fill(HIDDEN, 0) @ tokens.v).transpose(1, 2).flatten(2)
+    with intervene(model, CutEdges(QUERIES, KEYS, layer=0, head=[0, 2], kind="implicit")):
+        found = model(x)
+    assert_equal(found, expected)
+    assert_same_gradients(list_gradients(found, model, x), list_gradients(expected, model, x))

@@ -71,6 +71,14 @@ def test_a_note_says_that_the_map_of_a_chunk_is_without_the_state(join, gamma, h
     assert [one.partition(": ")[2] for one in recording.notes] == [READ_STATE]
 
 
+@pytest.mark.parametrize("join", [add, add_in_place, add_fused])
+def test_a_note_says_so_of_a_chunk_that_an_intervention_changes(join):
+    model, x = nn.Sequential(Chunks(join, 1.0)), torch.randn(B, T, C)
+    with torch.no_grad(), regard.intervene(model, regard.KnockOut(kind="implicit")), regard.record(model) as recording:
+        model(x)
+    assert [one.partition(": ")[2] for one in recording.notes] == [READ_STATE]
+
+
 @pytest.mark.parametrize("other", ["no chunk before", "a layer", "attention to a memory"])
 def test_no_note_says_so_of_other_sums(other):
     class Sum(nn.Module):

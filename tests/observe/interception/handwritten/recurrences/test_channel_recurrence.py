@@ -146,6 +146,20 @@ def test_the_map_of_a_loop_that_begins_with_a_token_or_mixes_states_is_its_deriv
     assert found.certificate().error < EQUAL
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("style", [one for one in MIXED if one != "lerp"])  # which writes its states to a tensor
+def test_an_edge_of_a_loop_that_begins_with_a_token_or_mixes_states_is_left_out(style):
+    model, x = nn.Sequential(Mixed(style)), torch.randn(B, T, C)
+    with regard.record(model, keep="values") as recording:
+        plain = model(x)
+    matrix, values = recording.map(0, kind="implicit").dense(), recording.values(0, kind="implicit")
+    matrix[:, :, 4, 2] = 0
+    with regard.intervene(model, regard.CutEdges(4, 2, layer=0, kind="implicit")):
+        found = model(x)
+    assert_equal(found, (matrix @ values).squeeze(-1).mT)
+    assert not torch.equal(found[:, 4], plain[:, 4])
+
+
 def test_rwkv_4_without_a_running_maximum_is_the_same_average():
     class Plain(Loops):
         def divide(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from observe.interception.handwritten.state_loop_forms import (
     hold_first,
     write_in_place,
 )
-from observe.recording_checks import EQUAL, assert_same_mechanism, record_and_compare
+from observe.recording_checks import EQUAL, assert_equal, assert_same_mechanism, record_and_compare
 from regard.observe import record
 from regard.observe.interception.handwritten.recurrences.loop_check import COARSE, OTHERWISE
 from regard.observe.interception.handwritten.recurrences.loop_recurrence import CHUNKS, GROWS, TIMES
@@ -409,18 +409,35 @@ def interpolate(x: Tokens) -> Tensor:
     return torch.stack(outputs, 2)
 
 
+def mix(tokens: Tokens, form: Callable[[Tokens], Tensor]) -> Tokens:
+    """Return the tokens with the decays and keys of the definition of a form whose states are mixed."""
+    a, k, seen = tokens.a, tokens.k, see(tokens)
+    tokens.a, tokens.k = (a, (1 - a) * k) if form is interpolate else (torch.where(seen, a, 1), seen * k)
+    return tokens
+
+
 @pytest.mark.parametrize("form", [choose, multiply_by_mask, interpolate])
 def test_the_map_of_a_loop_whose_states_are_mixed_is_the_matrix_of_its_definition(form):
     model, x = nn.Sequential(LoopLayer(form, 2, 3, 4)), torch.randn(3, 7, 6)
     recording, output = record_and_compare(model, lambda model: model(x))
     with torch.no_grad():
-        tokens = model[0].project(x)
-        a, k, seen = tokens.a, tokens.k, see(tokens)
-        tokens.a, tokens.k = (a, (1 - a) * k) if form is interpolate else (torch.where(seen, a, 1), seen * k)
+        tokens = mix(model[0].project(x), form)
         expected = compute_matrix(tokens)
     found = recording.map(0, kind="implicit")
     assert (found.dense() - expected).abs().max() < EQUAL * expected.abs().max()
     assert ((found @ tokens.v).transpose(1, 2).flatten(2) - output).abs().max() < EQUAL * output.abs().max()
+
+
+@pytest.mark.parametrize("form", [choose, multiply_by_mask, interpolate])
+def test_an_edge_of_a_loop_whose_states_are_mixed_is_left_out_with_gradients(form):
+    model, x = nn.Sequential(LoopLayer(form, 2, 3, 4)), torch.randn(3, 7, 6, requires_grad=True)
+    with regard.intervene(model, regard.CutEdges(6, 2, layer=0, kind="implicit")):
+        found = model(x)
+    tokens, hidden = mix(model[0].project(x), form), torch.zeros(7, 7, dtype=torch.bool)
+    hidden[6, 2] = True
+    expected = (compute_matrix(tokens).masked_fill(hidden, 0) @ tokens.v).transpose(1, 2).flatten(2)
+    assert_equal(found, expected)
+    assert_equal(*(torch.autograd.grad(y.square().sum(), x)[0] for y in (found, expected)))
 
 
 def read_what_is_masked(x: Tokens) -> Tensor:
