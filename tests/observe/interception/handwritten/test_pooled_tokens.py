@@ -20,7 +20,8 @@ class Pooling(nn.Module):
         self.style, self.weights = style, torch.zeros(0)
         self.score, self.value, self.hidden, self.gate = nn.Linear(C, 1), nn.Linear(C, C), nn.Linear(C, 6), nn.Linear(C, 6)
         self.of_hidden, self.context, self.of_heads = nn.Linear(6, 1), nn.Parameter(torch.randn(6)), nn.Linear(C, H)
-        self.of_pixels = nn.Conv2d(C, 1, 1)
+        self.of_pixels, self.query = nn.Conv2d(C, 1, 1), nn.Parameter(torch.randn(1, 1, C))
+        self.forwards, self.backwards = (nn.GRU(C, C // 2, batch_first=True) for _ in "12")
 
     def forward(self, x: Tensor) -> Tensor:
         return getattr(self, self.style)(x)
@@ -111,6 +112,17 @@ class Pooling(nn.Module):
         mean = (weights * x).sum(1)
         return torch.cat([mean, ((weights * x.square()).sum(1) - mean.square()).clamp(min=1e-9).sqrt()], 1)
 
+    def learned_query(self, x: Tensor) -> Tensor:
+        return self.store((self.query @ self.value(x).mT).softmax(-1)) @ x
+
+    def context_vector_by_sums(self, x: Tensor) -> Tensor:
+        scores = (self.hidden(x).tanh() * self.context).sum(-1)
+        return (self.store(scores.softmax(1)).unsqueeze(-1) * x).sum(1)
+
+    def both_directions(self, x: Tensor) -> Tensor:
+        x = torch.cat([self.forwards(x)[0], self.backwards(x.flip(1))[0].flip(1)], -1)
+        return (self.store(self.score(x.tanh()).softmax(1)) * x).sum(1)
+
     def dropped(self, x: Tensor) -> Tensor:
         return (F.dropout(self.store(nn.Softmax(dim=1)(self.score(x))), 0.1, self.training) * x).sum(1)
 
@@ -125,6 +137,36 @@ def test_the_weights_of_attention_pooling_are_recorded(style):
     recording, _ = record_and_compare(model, lambda m: m(torch.randn(B, T, C)))
     (call,) = recording.calls
     torch.testing.assert_close(call.map.dense(), model.weights, rtol=0, atol=EQUAL)
+
+
+class Heads(nn.Module):
+    """Heads pool features of their own, in layouts in which they stand before the batch or beside it."""
+
+    def __init__(self, style: str) -> None:
+        super().__init__()
+        self.style, self.num_heads, self.score, self.value = style, H, nn.Linear(C, H), nn.Linear(C, C)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, v = self.score(x).softmax(1).permute(2, 0, 1), self.value(x).unflatten(-1, (H, -1)).permute(2, 0, 1, 3)
+        self.weights = weights.transpose(0, 1)
+        if self.style == "product":
+            return (weights.unsqueeze(2) @ v).squeeze(2).transpose(0, 1).flatten(1)
+        if self.style == "einsum":
+            return torch.einsum("hbt,bthd->bhd", weights, v.permute(1, 2, 0, 3))
+        if self.style == "heads before the batch in one axis":
+            return torch.bmm(weights.flatten(0, 1).unsqueeze(1), v.flatten(0, 1)).view(H, -1, C // H).transpose(0, 1).flatten(1)
+        weights, v = (one.transpose(0, 1).flatten(0, 1) for one in (weights, v))
+        return torch.bmm(weights.unsqueeze(1), v).view(len(x), C)
+
+
+@pytest.mark.parametrize("batch", [1, H, B])
+@pytest.mark.parametrize(
+    "style", ["product", "einsum", "heads before the batch in one axis", "heads behind the batch in one axis"]
+)
+def test_heads_before_the_batch_are_not_taken_for_it(style, batch):
+    model = Heads(style)
+    recording, _ = record_and_compare(model, lambda m: m(torch.randn(batch, T, C)))
+    torch.testing.assert_close(recording.map(0).dense()[:, :, 0], model.weights.detach(), rtol=0, atol=EQUAL)
 
 
 class NoPooling(nn.Module):
@@ -146,6 +188,12 @@ class NoPooling(nn.Module):
             return (self.score(x).softmax(1) * x[..., :1]).sum(1)
         if self.style == "layers":
             return (self.mix.softmax(0).view(4, 1, 1, 1) * torch.stack([x * n for n in range(4)])).sum(0)
+        if self.style == "a loss of samples":
+            weights = self.score(x.mean(1)).softmax(0).unsqueeze(-1)
+            return (weights * F.mse_loss(x, x.flip(1), reduction="none")).sum(0).mean()
+        if self.style == "parts of one vector":
+            parts = self.experts(x[:, 0]).unflatten(-1, (4, C))
+            return (self.score(parts).softmax(-2) * parts).sum(-2)
         assert self.style == "scaled tokens"
         return self.score(x).softmax(1) * x
 
@@ -154,7 +202,7 @@ class NoPooling(nn.Module):
     "style",
     [
         *("router", "router of as many experts as tokens", "places", "one number for each token", "layers"),
-        "scaled tokens",
+        *("scaled tokens", "a loss of samples", "parts of one vector"),
     ],
 )
 def test_softmaxes_that_pool_no_tokens_are_not_recorded(style):

@@ -7,12 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.observe.interception.function_roles import Role, strip_affixes
+from regard.observe.interception.folded_heads import find_joining_axis
+from regard.observe.interception.function_roles import strip_affixes
 from regard.observe.interception.handwritten.ancestors.ancestor_search import has_tokens, is_end, is_routed, walk_back
 from regard.observe.interception.handwritten.ancestors.generated_matrices import multiplies_generated_matrix
+from regard.observe.interception.handwritten.ancestors.layouts import skip_layouts
 from regard.observe.interception.handwritten.ancestors.projections import find_projection, has_features_last
-from regard.observe.interception.handwritten.ancestors.query_axes import list_axes
-from regard.observe.interception.handwritten.ancestors.row_provenance import BY_ENTRY, RowSearch
+from regard.observe.interception.handwritten.ancestors.query_axes import are_scored_rows, list_axes
+from regard.observe.interception.handwritten.ancestors.row_provenance import RowSearch
 from regard.observe.interception.handwritten.ancestors.windows import reads_windows
 from regard.observe.interception.handwritten.linear.linear_attention import (
     find_stride,
@@ -21,8 +23,8 @@ from regard.observe.interception.handwritten.linear.linear_attention import (
 )
 from regard.observe.interception.handwritten.linear.linear_scores import SUM_ROUNDINGS, is_table
 from regard.observe.interception.handwritten.products.contraction import find_axes, is_shared
-from regard.observe.interception.handwritten.products.labelled_product import LabelledProduct, label_terms
-from regard.observe.interception.handwritten.products.tensor_axes import Dims
+from regard.observe.interception.handwritten.products.labelled_product import LabelledProduct, label_entries, label_terms
+from regard.observe.interception.handwritten.products.tensor_axes import AxisTable, Dims
 from regard.observe.interception.handwritten.products.traces import Trace, Traced, TraceKind, Traces
 from regard.observe.interception.handwritten.scores.added_scores import SUM
 from regard.observe.interception.provenance import JOINS, TOKEN, ModuleFrame
@@ -51,7 +53,7 @@ def is_attention_product(
     shared, summed = find_axes(name, args, operands, x)
     along = summed is None or not trace.extent or summed == trace.extent or trace.extent not in x.shape
     shared = shared or are_windows or any(reads_other_tokens(frames, x, v) for v in others)
-    shared = shared or (along and any(pools_tokens(traces, frames, trace, x, v) for v in others))
+    shared = shared or (along and any(pools_tokens(traces, frames, trace, x, v, product) for v in others))
     return shared and along and not any(is_routed(frames, x, v) for v in others)
 
 
@@ -74,17 +76,36 @@ def reads_other_tokens(frames: list[ModuleFrame], weights: Tensor, values: Tenso
     )
 
 
-def pools_tokens(traces: Traces, frames: list[ModuleFrame], trace: Trace, weights: Tensor, values: Tensor) -> bool:
+def pools_tokens(
+    traces: Traces, frames: list[ModuleFrame], trace: Trace, weights: Tensor, values: Tensor, product: LabelledProduct | None
+) -> bool:
     """Return whether a softmax over the tokens that a layer scored weighs these tokens: attention pooling.
 
     The layer's weights are a learned query. The scores of a router are features of a token instead, one for each expert, and
-    experts are joined. Source: Ilse et al. 2018, Attention-based deep multiple instance learning.
+    experts are joined, parts of one projection are its features, and a loss has no tokens. Source: Ilse et al. 2018,
+    Attention-based deep multiple instance learning.
     """
     trace = traces.find(weights) or trace  # of the weights alone, without the axes of what they were multiplied with
-    if trace.keys is None or trace.dims is None or trace.extent < 2 or is_joined(frames[-1:], values):
+    if trace.keys is None or trace.dims is None or trace.extent < 2 or product is None or is_loss(frames[-1], values):
         return False
-    rows = RowSearch(traces.table, roles=(*BY_ENTRY, Role.SOFTMAX)).find(frames, weights, trace.dims)
-    return rows is not None and {*traces.table.expand_axes(trace.keys)} <= rows.rows
+    if is_joined(frames[-1:], values, over_last=False):
+        return False
+    if not are_scored_rows(frames, traces.table, weights, trace.dims, trace.keys):
+        return False
+    keys, place, table = {*traces.table.expand_axes(trace.keys)}, product.find_place(weights), AxisTable()
+    own = zip(product.labels[place], traces.table.expand_dims(trace.dims), strict=True)
+    summed, dims = {label for label, axes in own if keys & {*axes}}, table.add_dims(values.shape)
+    of_values = RowSearch(table).find(frames, values, dims)
+    if of_values is None:
+        return True
+    tokens = {axis for label, axes in zip(product.labels[1 - place], dims, strict=True) if label in summed for axis in axes}
+    return {*table.expand_axes((*tokens,))} <= of_values.rows
+
+
+def is_loss(frame: ModuleFrame, x: Tensor) -> bool:
+    """Return whether a tensor is what a loss function made, up to its layout."""
+    maker = skip_layouts(frame, weakref.ref(x))
+    return maker is not None and any(part in maker.name for part in ("loss", "cross_entropy", "kl_div"))
 
 
 def find_arguments(frame: ModuleFrame, x: Tensor) -> set[int]:
@@ -97,10 +118,11 @@ def find_arguments(frame: ModuleFrame, x: Tensor) -> set[int]:
     return ids
 
 
-def is_joined(frames: list[ModuleFrame], x: Tensor) -> bool:
-    """Return whether x was joined of several tensors in the running frames, behind the last layer."""
+def is_joined(frames: list[ModuleFrame], x: Tensor, over_last: bool = True) -> bool:
+    """Return whether x was joined of several tensors behind the last layer in the running frames, of features too or not."""
     makers = walk_back(frames, (weakref.ref(x), 0), lambda maker, *_: not is_end(maker))
-    return any(maker.name in JOINS for _, _, found in makers for maker in found)
+    joins = [maker for _, _, found in makers for maker in found if maker.name in JOINS]
+    return any(over_last or one.layout is None or find_joining_axis(one.layout) < len(one.layout[1]) - 1 for one in joins)
 
 
 def is_value(traces: Traces, frame: ModuleFrame, v: Tensor, trace: Trace) -> bool:
@@ -246,7 +268,7 @@ def shares_values(traces: Traces, frames: list[ModuleFrame], trace: Trace, weigh
         is_shared(weights, values, trace.extent)
         or reads_windows(frames, weights, values, trace.extent)
         or reads_other_tokens(frames, weights, values)
-        or pools_tokens(traces, frames, trace, weights, values)
+        or pools_tokens(traces, frames, trace, weights, values, label_entries(weights, values))
     )
     return is_read and not is_routed(frames, weights, values)
 

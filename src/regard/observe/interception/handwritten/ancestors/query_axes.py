@@ -74,6 +74,12 @@ def are_all_rows(frames: list[ModuleFrame], table: AxisTable, x: Tensor, dims: D
     return any([*given.shape[:-1]] == sizes for given in frames[-1].input_tensors)
 
 
+def are_scored_rows(frames: list[ModuleFrame], table: AxisTable, weights: Tensor, dims: Dims, keys: Axes) -> bool:
+    """Return whether the keys of a softmax are rows of a layer that scored them, as tokens are, and not its features."""
+    found = RowSearch(table, through_scores=True).find(frames, weights, dims) if weights.numel() else None
+    return found is not None and {*table.expand_axes(keys)} <= found.rows
+
+
 def list_axes(table: AxisTable, dims: Dims) -> set[int]:
     """Return all axes of a tensor, where those that were split are their parts."""
     return {axis for axes in table.expand_dims(dims) for axis in axes}

@@ -6,7 +6,7 @@ what it multiplies, also where each head has a matrix of its own, as that which 
 
 import math
 import weakref
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -47,13 +47,12 @@ class RowSearch:
     """The search for the rows of a tensor. Axes that were cut out of others are known by these.
 
     With some axes that are tokens, and others that are batch or heads, arguments of the model show their rows too.
-    `roles` are those of functions whose results have the rows of what they were given.
+    `through_scores` also goes back from weights to the tokens that were scored: through a softmax, sums over the last axis,
+    and products with weights that sum over any axis.
     """
 
-    def __init__(
-        self, table: AxisTable, tokens: Axes = (), others: Axes = (), roles: Container[Role | None] = BY_ENTRY
-    ) -> None:
-        self.table, self.tokens, self.others, self.roles = table, tokens, others, roles
+    def __init__(self, table: AxisTable, tokens: Axes = (), others: Axes = (), through_scores: bool = False) -> None:
+        self.table, self.tokens, self.others, self.through_scores = table, tokens, others, through_scores
         self.uncut: dict[int, Axes] = {}  # what an axis of the whole stands for, by its number
         self.joined = set[int]()  # those of them whose other parts may have been made otherwise
 
@@ -196,7 +195,11 @@ class RowSearch:
             return self.step_back_permutation(maker, dims)
         if core in PRODUCTS_OF_TWO or name in PRODUCTS_OF_TWO:
             return self.step_back_product(frame, maker, dims)
-        if infer_role(name) not in self.roles and core not in SAME_ENTRIES:
+        if self.through_scores and core == "sum" and maker.dim in (-1, len(dims)):
+            count = math.prod(self.table.get_sizes([axis for axes in self.table.expand_dims(dims) for axis in axes]))
+            return Place(maker.given[0], (*dims, self.table.add_axis(maker.sizes[0] // max(count, 1))))
+        is_softmax = self.through_scores and infer_role(name) is Role.SOFTMAX
+        if infer_role(name) not in BY_ENTRY and core not in SAME_ENTRIES and not is_softmax:
             return None
         size = math.prod(self.table.get_sizes([axis for axes in self.table.expand_dims(dims) for axis in axes]))
         return Place(largest, dims) if max(maker.sizes) == size else None
@@ -282,7 +285,7 @@ class RowSearch:
 
     def step_back_product(self, frame: ModuleFrame, maker: Operation, dims: Dims) -> Place | None:
         """Return the tokens that a product multiplies with weights, with the axes that are theirs."""
-        labels = label_factors(frame, maker)
+        labels = label_factors(frame, maker, over_last=not self.through_scores)
         if labels is None or len(labels.result) != len(dims):
             return None
         axes = dict(zip(labels.result, dims, strict=True))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from regard.observe.interception.folded_heads import FoldedHeads, find_folded_heads
-from regard.observe.interception.handwritten.ancestors.query_axes import find_row_axes, list_axes
+from regard.observe.interception.handwritten.ancestors.query_axes import are_scored_rows, find_row_axes, list_axes
 from regard.observe.interception.handwritten.products.head_guesses import (
     count_tokens,
     describe_guess,
@@ -74,7 +74,9 @@ def find_groups(
     has_heads_alone = len(given) == 1 and is_shared_by_batch(product, place, weights, dims)
     tokens = count_tokens(table, queries, keys)
     values = product.operands[1 - place], dims[1 - place]
-    found, may_project = None, weights.pairs and not has_heads_alone
+    of_weights = product.operands[place], dims[place]
+    is_pooled = not (weights.pairs or queries) and are_scored_rows(STATE.frames, table, *of_weights, keys)
+    found, may_project = None, (weights.pairs or is_pooled) and not has_heads_alone
     is_within = may_project and bool(keys) and attends_within_tokens(table, keys, *values)
     batch, given, (own_of_values,) = ([*map(table.expand_axes, one)] for one in (batch, given, [(*other,)]))  # split by that
     other = {*own_of_values}
@@ -91,7 +93,7 @@ def find_groups(
     guess = ""
     if found is None:
         found = ((), given[0]) if has_heads_alone else split_grouped_heads(table, batch, other, tokens)
-        guess = describe_guess(table, given, *found) if weights.pairs else ""
+        guess = describe_guess(table, given, *found) if may_project else ""
     before, heads = found
     if weights.pairs and (folded := find_folded_queries(table, queries, heads)):
         heads, queries = (*heads, *folded), tuple(axis for axis in table.expand_axes(queries) if axis not in folded)
