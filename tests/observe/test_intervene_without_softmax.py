@@ -377,7 +377,7 @@ def test_weights_that_cannot_be_computed_again_stay_with_a_warning_that_says_why
     torch.manual_seed(3)
     expected = model(x)
     torch.manual_seed(3)
-    found = run_with_warning(model, x, f"CutEdges of layer None was not applied: 0: .*{why}", CutEdges(kind="implicit", keys=1))
+    found = run_with_warning(model, x, f"CutEdges of all layers was not applied: 0: .*{why}", CutEdges(kind="implicit", keys=1))
     assert torch.equal(found, expected)
     torch.manual_seed(3)
     with intervene(model, KnockOut(kind="implicit")):

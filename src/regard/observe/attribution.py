@@ -16,6 +16,7 @@ from regard.map.implicit_attribution_map import ImplicitAttributionMap
 from regard.map.indexing import is_single, select_places
 from regard.mechanism.arguments import check_choice, check_sequence, describe_value
 from regard.observe.implicit_history import ImplicitCall, StoredRecurrence
+from regard.observe.recorded_runs.part_names import describe_module
 from regard.observe.recorded_runs.run import IMPLICIT, Run
 from regard.observe.recorded_runs.token_mixers import list_token_mixers
 from regard.observe.relevance import compute_cross_relevance, compute_self_relevance
@@ -108,7 +109,9 @@ class Attribution:
             last, parts = history.stored_calls[-1].step, []
             for stored in history.stored_calls:
                 if stored not in self.gradients:
-                    raise ConfigError(f"the output of {history.name} has no graph to the number: {explain_no_graph(stored)}.")
+                    raise ConfigError(
+                        f"the output of {describe_module(history.name)} has no graph to the number: {explain_no_graph(stored)}."
+                    )
                 gradient = self.gradients[stored]
                 rows = reorder_rows(history.parent_rows, torch.arange(len(gradient)), stored.step, last)
                 parts.append(gradient[rows.to(gradient.device)])
@@ -140,9 +143,12 @@ class Attribution:
         for stored in history.stored_calls:
             tensor = tensors.get(stored)
             if tensor is None and stored.graph is not None:
-                raise ConfigError(f"{history.name} is not among the layers of this attribution: leave out layers=, or add it.")
+                raise ConfigError(
+                    f"{describe_module(history.name)} is not among the layers of this attribution: leave out "
+                    "layers=, or add it."
+                )
             if tensor is None:
-                raise ConfigError(f"the context of {history.name} was not kept with its graph. {ADVICE}")
+                raise ConfigError(f"the context of {describe_module(history.name)} was not kept with its graph. {ADVICE}")
             if history.selected_heads is not None:
                 tensor = tensor[:, list(history.selected_heads)]
             found.append(history.reorder_rows(tensor, stored.step, last))

@@ -27,6 +27,7 @@ from regard.observe.patch import Patch
 from regard.observe.record import refuse_compiled
 from regard.observe.recorded_runs.block_outputs import is_inside, watch_blocks
 from regard.observe.recorded_runs.layer_numbers import LayerPlace
+from regard.observe.recorded_runs.part_names import describe_module
 from regard.observe.recorded_runs.run import IMPLICIT
 from regard.observe.recorded_runs.run_tracker import RunTracker
 from regard.observe.recorded_runs.token_positions import locate_tokens
@@ -75,13 +76,12 @@ def intervene(model: nn.Module, *changes: Change) -> Iterator[None]:
         yield
     for change in changes:
         if change not in intervention.applied_changes:
-            warnings.warn(
-                f"{type(change).__name__} of layer {change.layer!r} was not applied: {intervention.explain_unused(change)}.",
-                stacklevel=3,
-            )
+            where = "all layers" if change.layer is None else f"layer {change.layer!r}" if change.layer != "" else "the model"
+            why = intervention.explain_unused(change)
+            warnings.warn(f"{type(change).__name__} of {where} was not applied: {why}.", stacklevel=3)
     for name, reason in (intervention.missed | intervention.unread_parts).items():
         if name in intervention.changed_modules:
-            warnings.warn(f"A part of the output of {name or 'the model'} was not changed: {reason}.", stacklevel=3)
+            warnings.warn(f"A part of the output of {describe_module(name)} was not changed: {reason}.", stacklevel=3)
     for name in sorted(intervention.repeated_modules):
         warnings.warn(f"{name or 'The model'} {REPEATED}.", stacklevel=3)
 
@@ -234,7 +234,7 @@ class Intervention:
     def explain_unused(self, change: Change) -> str:
         """Return why a change applied to no call: the reason why calls of its layer were missed, or that there were none."""
         reasons = [
-            f"{name or 'the model'}: {why}"
+            f"{describe_module(name)}: {why}"
             for name, why in self.missed.items()
             if change.layer in (None, name) or type(change.layer) is int
         ]

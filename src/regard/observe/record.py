@@ -12,6 +12,7 @@ from regard.errors import ConfigError
 from regard.observe import interception
 from regard.observe.interception.compiled.observer_op import IMPLEMENTATION
 from regard.observe.recorded_runs.block_outputs import watch_blocks
+from regard.observe.recorded_runs.part_names import describe_module
 from regard.observe.recording import Recording
 from regard.observe.recording_watcher import RecordingWatcher
 from regard.observe.stored_calls.selection import Selection
@@ -126,14 +127,9 @@ def refuse_compiled(modules: Mapping[str, nn.Module]) -> None:
             )
 
 
-def describe_module(name: str) -> str:
-    """Return what a module of a model is called in an error: `name` is its path, empty for the model."""
-    return f"its module {name}" if name else "the model"
-
-
 def warn_missed(recording: Recording) -> None:
     """Warn once about calls that were not recorded."""
     if recording.missed:
         first, more = recording.missed[0], len(recording.missed) - 1
         others = f" and {more} more, see recording.missed" if more else ""
-        warnings.warn(f"not recorded: {first.kernel} in {first.module or 'the model'}: {first.reason}{others}.", stacklevel=5)
+        warnings.warn(f"not recorded: {first.kernel} in {describe_module(first.module)}: {first.reason}{others}.", stacklevel=5)

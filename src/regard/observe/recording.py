@@ -24,7 +24,7 @@ from regard.observe.files import safetensors_file
 from regard.observe.files.serialize import find_version, serialize_recording
 from regard.observe.implicit_history import ImplicitCall
 from regard.observe.interception.attention_call import MissedCall
-from regard.observe.recorded_runs.part_names import find_module_path, join_names
+from regard.observe.recorded_runs.part_names import count_calls, describe_module, find_module_path, join_names
 from regard.observe.recorded_runs.run import Call, Run
 from regard.observe.recorded_runs.words import TextPair, Words, place_sequence_words, select_axis_words
 from regard.observe.token_places.places import CROSS, Place, Places, check_places, select_places
@@ -82,7 +82,7 @@ class Recording(HtmlRepr):
         """The last run. Raises ConfigError if nothing was recorded."""
         if not self.runs:
             first = self.missed[0] if self.missed else None
-            why = f"{first.module or 'the model'}: {first.reason}." if first else NEITHER
+            why = f"{describe_module(first.module)}: {first.reason}." if first else NEITHER
             raise ConfigError(f"nothing was recorded. {why}")
         return self.runs[-1]
 
@@ -174,8 +174,8 @@ class Recording(HtmlRepr):
     def __repr__(self) -> str:
         missed = f", {len(self.missed)} missed" if self.missed else ""
         model = escape_controls(self.model)
-        counts = [f"{n} {what}{'s' * (n != 1)}" for n, what in ((len(self.runs), "run"), (len(self.calls), "call"))]
-        return f"Recording({model}, {', '.join(counts)} of {len(self.names)} modules{missed})"
+        runs = f"{len(self.runs)} run{'s' * (len(self.runs) != 1)}"
+        return f"Recording({model}, {runs}, {count_calls(len(self.calls), len(self.names))}{missed})"
 
 
 def place_tokens(recording: Recording, tokens: Any) -> Any:

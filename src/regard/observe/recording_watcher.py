@@ -20,6 +20,7 @@ from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.recurrent.token_mixers import is_part_of_attention
 from regard.observe.interception.thread_state import STATE, NextHandler
 from regard.observe.recorded_runs.block_outputs import BlockStream, is_inside
+from regard.observe.recorded_runs.part_names import describe_module
 from regard.observe.recorded_runs.run import IMPLICIT, Call, Positions
 from regard.observe.recorded_runs.run_tracker import RunTracker
 from regard.observe.recording import Recording
@@ -187,7 +188,7 @@ class RecordingWatcher:
     def add_note(self, note: str, name: str) -> None:
         """Add what is stored of a module, and why, to `recording.notes`, once; nothing if there is nothing to say."""
         if note:
-            add_once(self.recording.notes, f"{name}: {note}")
+            add_once(self.recording.notes, f"{describe_module(name)}: {note}")
 
     def handle_division(self, call: AttentionCall, note: str, name: str) -> None:
         """Note what a context was divided by in place of the sums of its weights, if its module was recorded."""

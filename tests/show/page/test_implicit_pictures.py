@@ -9,7 +9,7 @@ import torch
 import regard
 from regard.show.page import implicit_pictures
 from regard.show.page.recording_entry import RecordingEntry, summarize_entry
-from show.implicit_recordings import B, H, SiluAttention, SoftmaxAttention, pool_signed, record_implicit
+from show.implicit_recordings import B, D, H, SiluAttention, SoftmaxAttention, pool_signed, record_implicit
 from show.page.server_client import open_client
 from show.page.test_single_file import START, entries
 
@@ -51,6 +51,13 @@ def test_a_recording_lists_its_layers_without_a_softmax_apart(recording):
         "columns": T,
     }
     assert not any("Not drawn" in note for note in found["notes"])
+
+
+def test_a_layer_that_is_the_recorded_model_itself_has_a_name():
+    layer = SiluAttention()
+    with torch.no_grad(), regard.record(layer) as recording:
+        layer(torch.randn(B, T, H * D))
+    assert [one["name"] for one in summarize_entry(RecordingEntry("r1", recording))["implicit"]] == ["the model"]
 
 
 def test_a_recording_without_any_softmax_has_a_page(long_recording):

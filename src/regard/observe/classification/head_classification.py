@@ -18,7 +18,7 @@ from regard.observe.detectors import NEAR, Queries
 from regard.observe.head_table import Head, Heads
 from regard.observe.map_view import MapView
 from regard.observe.recorded_runs import words
-from regard.observe.recorded_runs.part_names import join_names
+from regard.observe.recorded_runs.part_names import describe_module, join_names
 from regard.observe.recorded_runs.run import IMPLICIT, KINDS
 from regard.observe.recorded_runs.words import Class, Tokens
 from regard.observe.recording import Recording
@@ -168,11 +168,12 @@ def resolve_layers(layers: Sequence[int | str], names: Sequence[str]) -> list[in
     found = []
     for layer in check_sequence("layers", layers):
         if isinstance(layer, str) and layer not in names:
-            raise MissingNameError(
-                f"no attention of {describe_value(layer)} was recorded. Recorded: {join_names([*map(repr, names)])}."
-            )
+            recorded = join_names([repr(one) if one else one for one in names])
+            raise MissingNameError(f"no attention of {describe_value(layer)} was recorded. Recorded: {recorded}.")
         if isinstance(layer, str) and names.count(layer) > 1:
-            raise ConfigError(f"{layer} ran {names.count(layer)} times in one forward: pass the numbers of its layers.")
+            raise ConfigError(
+                f"{describe_module(layer)} ran {names.count(layer)} times in one forward: pass the numbers of its layers."
+            )
         found.append(names.index(layer) if isinstance(layer, str) else check_index("layer", layer, len(names), "the recording"))
     return found
 

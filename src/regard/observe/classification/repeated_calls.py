@@ -35,7 +35,7 @@ def split_calls(recording: Recording) -> tuple[Recording, tuple[str, ...]]:
     histories = {(new[key].name, key[1], key[2], 0 if key in named else key[3]): new[key] for key in run.histories}
     changed = {id(history): new[key] for key, history in run.histories.items()}
     calls = [replace(one, history=changed[id(one.history)]) if isinstance(one, Call) else one for one in run.calls]
-    note = NOTE.format(join_names(list(dict.fromkeys(key[0] or "the model" for key in named))))
+    note = NOTE.format(join_names(list(dict.fromkeys(key[0] for key in named))))
     return replace(recording, runs=[*recording.runs[:-1], replace(run, histories=histories, calls=calls)]), (note,)
 
 

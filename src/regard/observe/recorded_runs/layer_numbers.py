@@ -142,7 +142,8 @@ class LayerNumbers:
     def describe_layers(self, kind: str) -> str:
         """Return which layers of a kind ran, in words."""
         names = [name for name, _ in self.order.get(kind, ()) if self.is_numbered(name)]
-        numbers = f": layers 0 to {len(names) - 1} are {join_names(names)}" if names else ""
+        which = f"layers 0 to {len(names) - 1} are" if len(names) > 1 else "layer 0 is"
+        numbers = f": {which} {join_names(names)}" if names else ""
         return f"no {kind} attention ran there{numbers}"
 
     @property

@@ -1,4 +1,4 @@
-"""The names of the parts of a model, of calls of one module, and of the module behind a call."""
+"""The names of the parts of a model, of its modules in messages, of calls of one module, and of the module behind a call."""
 
 import re
 from functools import lru_cache
@@ -39,8 +39,18 @@ def find_module_path(name: str) -> str:
     return name.partition(CALL)[0]
 
 
+def describe_module(path: str) -> str:
+    """Return what a module is called in a message: its path in the model, or "the model", whose path is empty."""
+    return path or "the model"
+
+
 def join_names(names: list[str], most: int = 6) -> str:
-    """Return names joined by commas; after the first `most`, the number of the others."""
+    """Return names, also paths of modules, joined by commas; after the first `most`, the number of the others."""
     if not names:
         return "nothing"
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    return ", ".join(map(describe_module, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def count_calls(calls: int, modules: int) -> str:
+    """Return numbers of calls and of their modules in words, such as "3 calls of 1 module"."""
+    return f"{calls} call{'s' * (calls != 1)} of {modules} module{'s' * (modules != 1)}"

@@ -12,7 +12,14 @@ from regard.map import AttentionMap, DifferentiableMap
 from regard.map.implicit_map import ImplicitMap
 from regard.mechanism.arguments import check_choice, check_flag, check_instance, check_integer, describe_value
 from regard.observe.implicit_history import ImplicitCall, ImplicitHistory, join_head_maps
-from regard.observe.recorded_runs.part_names import find_default_part, is_in_part, join_names, list_part_names
+from regard.observe.recorded_runs.part_names import (
+    count_calls,
+    describe_module,
+    find_default_part,
+    is_in_part,
+    join_names,
+    list_part_names,
+)
 from regard.observe.stored_calls.joined_maps import (
     find_key_growth,
     have_equal_weights,
@@ -222,8 +229,8 @@ class Run:
         found = histories[0].join_residuals() if len(histories) == 1 else None
         if found is None:
             raise ConfigError(
-                f"the residual stream after {histories[0].name} was not kept: record with keep='residual', a layer that is "
-                "the only self-attention of a module that stands in a list of modules and hands on the stream."
+                f"the residual stream after {describe_module(histories[0].name)} was not kept: record with keep='residual', a "
+                "layer that is the only self-attention of a module that stands in a list of modules and hands on the stream."
             )
         return found
 
@@ -256,8 +263,8 @@ class Run:
                 )
             if len(named) > 1:
                 raise ConfigError(
-                    f"{layer} ran {len(named)} times in one forward: pass the number of a run, layer=0 to {len(visits) - 1}, "
-                    f"or use recording[{layer!r}]."
+                    f"{describe_module(layer)} ran {len(named)} times in one forward: pass the number of a run, layer=0 to "
+                    f"{len(visits) - 1}, or use recording[{layer!r}]."
                 )
             return named[0]
         number = check_integer("layer", layer, " or a module's name")
@@ -272,4 +279,4 @@ class Run:
         return visits[number]
 
     def __repr__(self) -> str:
-        return f"Run({len(self.calls)} calls of {len(self.names)} modules)"
+        return f"Run({count_calls(len(self.calls), len(self.names))})"

@@ -8,6 +8,7 @@ from regard.map import AttentionMap, DifferentiableMap
 from regard.mechanism.mask_algebra import EVERYTHING
 from regard.mechanism.masks import Causal, Documents
 from regard.mechanism.request import Request
+from regard.observe.recorded_runs.part_names import describe_module
 from regard.observe.stored_calls.kv_history import KVHistory
 
 
@@ -15,7 +16,7 @@ def join_differentiable_maps(histories: list[KVHistory]) -> DifferentiableMap:
     """Return the map of one visit with its graph. Raises ConfigError if it makes several calls of attention."""
     if len(histories) > 1:
         raise ConfigError(
-            f"{histories[0].name or 'the model'} calls attention {len(histories)} times in one forward, "
+            f"{describe_module(histories[0].name)} calls attention {len(histories)} times in one forward, "
             "so its joined map has no graph."
         )
     return histories[0].build_differentiable_map()
@@ -76,7 +77,7 @@ def require_packed(histories: list[KVHistory]) -> None:
 def build_many_calls_error(histories: list[KVHistory]) -> ConfigError:
     """Return the error for several calls of one visit that are no single map."""
     return ConfigError(
-        f"{histories[0].name or 'the model'} calls attention {len(histories)} times in one forward: "
+        f"{describe_module(histories[0].name)} calls attention {len(histories)} times in one forward: "
         "recording[name] has each of them."
     )
 

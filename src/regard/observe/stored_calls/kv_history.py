@@ -14,6 +14,7 @@ from regard.mechanism.mask_algebra import EVERYTHING, Mask
 from regard.mechanism.masks import Causal, Documents, Given, Window
 from regard.mechanism.scores import default_scale, score_dtype
 from regard.observe.interception.attention_call import CallArguments
+from regard.observe.recorded_runs.part_names import describe_module
 from regard.observe.stored_calls.call_graph import CallGraph
 from regard.observe.stored_calls.mask_inference import ROWS, find_first_visible, fit_rule
 from regard.observe.stored_calls.parent_rows import (
@@ -163,7 +164,7 @@ class KVHistory:
             same = all(x is y or (x is not None and y is not None and torch.equal(x, y)) for x, y in pairs)
             if not same or stored.softcap != last.softcap:
                 raise ConfigError(
-                    f"the steps of {self.name or 'the model'} differ in their sinks or softcap, so they are no single map: "
+                    f"the steps of {describe_module(self.name)} differ in their sinks or softcap, so they are no single map: "
                     f"recording[{self.name!r}] has the map of each."
                 )
 
@@ -181,8 +182,8 @@ class KVHistory:
                 if not has_graph:
                     why = "its queries and keys need no gradient, as those of weights that are stored as they are"
             raise ConfigError(
-                f"the map of {self.name} has no graph to its queries and keys: {why}. Record one forward with keep='values' "
-                "alone, outside torch.no_grad()."
+                f"the map of {describe_module(self.name)} has no graph to its queries and keys: {why}. Record one "
+                "forward with keep='values' alone, outside torch.no_grad()."
             )
         heads, share = list(self.heads), graph.q.shape[1] // graph.k.shape[1]
         q, k = graph.q.to(graph.dtype), graph.k.to(graph.dtype)[:, :, stored.first : stored.stop]

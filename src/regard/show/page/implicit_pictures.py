@@ -13,6 +13,7 @@ from regard.map.attribution_passes import gather_blocks
 from regard.map.implicit_map import ImplicitBlock, ImplicitMap
 from regard.map.pooling import How, bin_edges
 from regard.observe.implicit_history import join_head_maps
+from regard.observe.recorded_runs.part_names import describe_module
 from regard.observe.recorded_runs.run import IMPLICIT, HistoryKey, Run
 
 FindListName = Callable[[str, str, int, set[int]], str | None]  # of a kind, a module, an axis and lengths
@@ -120,7 +121,7 @@ def summarize_implicit(layers: list[ImplicitLayer], pixels: int, find_list_name:
         rows, columns = count_pixels(one, pixels)
         found.append(
             {
-                "name": one.name,
+                "name": describe_module(one.name),
                 "title": one.title,
                 "batch": b,
                 "heads": h,

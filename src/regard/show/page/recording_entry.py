@@ -17,6 +17,7 @@ from regard.observe import Recording
 from regard.observe.classification.head_scores import UserScore
 from regard.observe.classification.repeated_calls import split_calls
 from regard.observe.head_table import Head
+from regard.observe.recorded_runs.part_names import describe_module
 from regard.observe.recorded_runs.run import KINDS
 from regard.observe.recorded_runs.words import TextPair, select_axis_words
 from regard.observe.recorded_runs.words import split_rows as by_row
@@ -423,7 +424,7 @@ def summarize_entry(entry: RecordingEntry) -> dict[str, Any]:
             stored.v is not None for call in entry.recording.last.softmax_calls for stored in call.history.stored_calls
         ),
         "missed": [
-            f"{one.module or 'the model'}: {one.kernel} was not recorded: {one.reason}."
+            f"{describe_module(one.module)}: {one.kernel} was not recorded: {one.reason}."
             for one in entry.recording.missed[:MAX_MISSED]
         ],
         "notes": [*entry.notes, *entry.described_implicit[1]],

@@ -725,7 +725,7 @@ def test_cut_edges_of_a_graph_have_the_gradients_of_the_graph_without_them(name)
 def test_edges_of_weights_that_are_dropped_are_not_cut_and_warned_of(has_gradients):
     module = DroppedAttention(nn.Dropout(0.5), MULTIPLIES["unsqueeze"]).double().train()
     x = torch.randn(NODES, C, dtype=torch.float64)
-    told = pytest.warns(UserWarning, match=r"CutEdges of layer None was not applied: .*cannot be computed again.*dropout")
+    told = pytest.warns(UserWarning, match=r"CutEdges of all layers was not applied: .*cannot be computed again.*dropout")
     with torch.set_grad_enabled(has_gradients):
         torch.manual_seed(4)
         with told, intervene(module, CutEdges(queries=[1, 2], keys=[3, 4])):
