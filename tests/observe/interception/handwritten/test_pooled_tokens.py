@@ -42,6 +42,13 @@ class Pooling(nn.Module):
     def einsum(self, x: Tensor) -> Tensor:
         return torch.einsum("bt,btc->bc", self.store(self.score(x).squeeze(-1).softmax(-1)), self.value(x))
 
+    def einsum_of_one_score(self, x: Tensor) -> Tensor:
+        """The axis of the score, of size 1, is summed in the weights alone."""
+        return torch.einsum("bto,btd->bd", self.store(self.score(x).softmax(1)), x)
+
+    def einsum_of_one_row(self, x: Tensor) -> Tensor:
+        return torch.einsum("bij,bjd->bd", self.store(self.score(x).mT.softmax(-1)), x)
+
     def gated(self, x: Tensor) -> Tensor:
         """Ilse et al. 2018, https://arxiv.org/abs/1802.04712."""
         scores = self.of_hidden(self.hidden(x).tanh() * self.gate(x).sigmoid()).mT

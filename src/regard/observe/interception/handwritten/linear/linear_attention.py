@@ -162,8 +162,8 @@ def mixes_within_tokens(frames: list[ModuleFrame], product: LabelledProduct, lab
     summed = {label for one in product.labels for label in one if label not in product.result}
     streams = math.prod(map(product.get_size, summed))
     if any(rows not in shape[1:] and count * streams == shape[0] * shape[1] for shape in shapes) and streams > 1:
-        own = zip(product.operands, product.labels, strict=True)
-        if any(find_places_of_argument(frames[-1], x, [labels.index(one) for one in summed]) == {0} for x, labels in own):
+        own = [(x, one) for x, one in zip(product.operands, product.labels, strict=True) if summed <= {*one}]
+        if any(find_places_of_argument(frames[-1], x, [one.index(label) for label in summed]) == {0} for x, one in own):
             return True
     are_tokens = any(rows in (shape if rows > 1 else shape[1:]) for shape in shapes)  # a batch of 1 is no token
     return not are_tokens and any(count == shape[0] * shape[1] for shape in shapes)
