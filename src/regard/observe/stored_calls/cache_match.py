@@ -37,7 +37,7 @@ def match_cache(
     cast_and_select: Callable[[Tensor], Tensor],
     parents: Tensor | None = None,
     length: int | None = None,
-) -> "CacheMatch | None":
+) -> CacheMatch | None:
     """Return where the keys of a cache (b, g, n, d) continue a history; None if they do not.
 
     `new` of the keys are new. `parents` states the parent row of each row, if known, for rows that match several, and

@@ -37,7 +37,7 @@ class ScoreParts:
     terms: list[RelativeTerm] = field(default_factory=list)  # of relative positions
     raw: list[Tensor] = field(default_factory=list)  # tensors that biases and masks were made from
     factors: list[float] = field(default_factory=list)  # numbers that biases and masks were multiplied with
-    shift: "float | Tensor" = 0.0  # what is added to whole rows, which no softmax sees
+    shift: float | Tensor = 0.0  # what is added to whole rows, which no softmax sees
 
 
 def infer_rule_of_parts(parts: ScoreParts, q: Tensor, k: Tensor) -> tuple[Any, bool]:
