@@ -1,5 +1,6 @@
 """`regard see --text`: what the words of a prompt, and of what a model adds to it, look at in an image."""
 
+import json
 import re
 
 import numpy as np
@@ -154,6 +155,11 @@ def test_one_word_is_shown_and_a_layer_of_the_tower_by_its_path(capsys, place, t
     _, out, _ = see(capsys, place / "image.png", "--model", place / "llava", "--text", PROMPT, "--query", "hat")
     assert "“hat”, token 40: what it looks at" in out
     assert not LINE.findall(out)
+    flags = "--text", PROMPT, "--query", "hat", "--head", "0", "--page", tmp_path / "hat.html"
+    assert see(capsys, place / "image.png", "--model", place / "llava", *flags)[0] == 0
+    start = re.search(r'id="regard-start">(.*?)</script>', (tmp_path / "hat.html").read_text(encoding="utf-8"))[1]
+    state = json.loads(start)["recordings"][0]["state"]
+    assert state == {"kind": "self", "part": "language_model", "layer": 0, "q": 40}
     _, towered, _ = see(capsys, place / "image.png", "--model", place / "llava", "--text", PROMPT, "--head", TOWER)
     _, alone, _ = see(capsys, place / "image.png", "--model", place / "llava", "--head", "0")
     assert towered.partition("class token: ")[2].replace(TOWER, "0") == alone.partition("class token: ")[2] != ""
@@ -184,6 +190,12 @@ def test_the_recording_the_page_and_the_figure_are_of_the_same_words(capsys, mon
         (["--text", " "], "--text must be a question about the image, got no words."),
         (["--text", "a", "--query", "a", "--patch", "1,2"], "leave out one of them"),
         (["--text", "a", "--model", "{place}/vit"], "is a ViT, which continues no text about an image: leave out --text."),
+        (["--text", "a", "--head", "1.2", "--rollout"], "over all heads: name the layer alone, --head 1, not 1.2."),
+        (
+            ["--text", "a", "--model", "digits"],
+            "the model digits reads no words: pass --model with one of images and words, such as llava-hf/llava-1.5-7b-hf, "
+            "or leave out --text.",
+        ),
         (["--text", "a", "--head", "1.2.3", "--model", "{place}/none"], "a head must be given as layer and number"),
         (["--text", "a", "--model", "{place}/none"], "is not a folder"),
     ],

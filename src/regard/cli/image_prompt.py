@@ -21,9 +21,11 @@ from regard.mechanism.arguments import add_article
 from regard.observe.token_places.media import IMAGES, WORD_IDS, find_image_tokens, read_grids
 from regard.show.image_input import Pixels
 from regard.show.terminal import escape_text
+from regard.weights.vision_weights import INCLUDED
 
 IMAGE_TEXT = "AutoModelForImageTextToText"
 FORMS = "a folder with config.json, weights and a processor, or owner/model on the hub"
+WORDED = "llava-hf/llava-1.5-7b-hf"  # a model of images and words
 GRIDS = "image_grid_thw"  # the sizes in patches of images that are given as packed patches
 LABELS = "labels"  # what some processors add for training
 
@@ -180,6 +182,11 @@ def load_image_prompter(name: str, prompt: str, tokens: int = 0) -> ImagePrompte
     Raises ConfigError if transformers is not installed or the model reads no words beside images, DataError if it cannot be
     loaded.
     """
+    if name in INCLUDED and not Path(name).exists():
+        raise ConfigError(
+            f"the model {name} reads no words: pass --model with one of images and words, such as {WORDED}, or leave out "
+            "--text."
+        )
     source = find_source(name)
     import transformers
 

@@ -5,6 +5,7 @@ Exit code 2 if the model, the image or the settings cannot be used.
 
 import argparse
 import re
+from pathlib import Path
 from typing import Any
 
 from rich.text import Text
@@ -13,12 +14,13 @@ from regard.cli.image_model import find_example, load_image_model
 from regard.cli.image_prompt import load_image_prompter
 from regard.cli.image_reader import ImageReader, SeenImage, record_image
 from regard.cli.output_files import check_figure, check_output_file, save_figure
-from regard.cli.see_words import MAX_WORDS, compute_pictures, describe_layout, is_path, print_words
+from regard.cli.see_words import MAX_WORDS, compute_pictures, describe_layout, find_state, is_path, print_words
 from regard.errors import ConfigError
 from regard.observe import Recording
 from regard.observe.token_places.places import PatchGrid
 from regard.show.image_input import load_image
-from regard.show.page.single_file import page
+from regard.show.page.image_entry import make_entry
+from regard.show.page.single_file import write_file
 from regard.show.patch_summary import render_layers, render_patches
 from regard.show.patch_weights import PatchWeights, find_patch_layers
 from regard.show.recording_views import parse_layer_head
@@ -45,7 +47,9 @@ def run(options: argparse.Namespace) -> int:
         line += f" Saved to {options.out}."
     shown = compute_pictures(seen.recording, options)
     if options.page:
-        page(seen.recording, options.page, image=seen.images, **attribute_best(seen))
+        entry = make_entry(seen.recording, image=seen.images, **attribute_best(seen))
+        entry.state = find_state(seen.recording, entry.attention_layers, options)
+        write_file(entry, Path(options.page))
         line += f" Page: {options.page}."
     if options.figure:
         from regard.show.image_overlay import draw_patch_weights
@@ -76,7 +80,11 @@ def check_words(options: argparse.Namespace) -> None:
     elif not options.text.strip():
         raise ConfigError("--text must be a question about the image, got no words.")
     if options.head is not None and (options.text is None or not is_path(options.head)):
-        parse_layer_head(options.head)  # an invalid head is refused before the model runs
+        layer, head = parse_layer_head(options.head)  # an invalid head is refused before the model runs
+        if options.rollout and head is not None:
+            raise ConfigError(
+                f"a rollout is over all heads: name the layer alone, --head {layer}, not {escape_text(options.head)}."
+            )
     if options.query is not None and options.patch is not None:
         raise ConfigError("--query is a word and --patch a patch that looks at the image: leave out one of them.")
 

@@ -13,6 +13,7 @@ from regard.observe.recorded_runs.part_names import join_names
 from regard.observe.recorded_runs.run import KINDS
 from regard.observe.token_places.places import CROSS, PatchGrid, describe_wordless_tokens
 from regard.show.axis_words import find_word
+from regard.show.page.recording_entry import AttentionLayers
 from regard.show.patch_summary import render_patches
 from regard.show.patch_weights import PatchWeights, Query, compute_patch_weights, find_patch_layers, has_patches
 from regard.show.recording_views import parse_layer_head
@@ -151,6 +152,22 @@ def compute_pictures(recording: Recording, options: argparse.Namespace) -> list[
     settings: dict[str, Any] = {"kind": place.kind, "part": place.part, "of": of}
     found = [compute_patch_weights(recording, place.layer, place.head, one, **settings) for one in queries]
     return [one for one in found if not one.values.isnan().all()] or found[-1:]
+
+
+def find_state(recording: Recording, layers: list[AttentionLayers], options: argparse.Namespace) -> dict[str, Any] | None:
+    """Return where a page with these layers opens: the layer and the word that --head and --query name; None without a word."""
+    if options.query is None:
+        return None
+    place = find_place(recording, options.head)
+    (token,) = choose_queries(recording, options, place)
+    name = recording.layers(place.kind, place.part)[place.layer]
+    for one in layers:
+        if isinstance(token, int) and one.kind == place.kind and name in one.names:
+            layer = one.names.index(name)
+            q, k = one.shapes[layer][2:]
+            query = token if place.kind == CROSS else token - (k - q)
+            return {"kind": one.kind, "part": one.part if len(layers) > 1 else None, "layer": layer, "q": query}
+    return None
 
 
 def print_words(seen: SeenImage, shown: list[PatchWeights], line: str) -> None:

@@ -98,6 +98,7 @@ class RecordingEntry:
     images: Sequence[str] = ()
     pull: NumberPull | None = None
     other_model: str | None = None  # the name of the model that read the text, where it is not the first of the page
+    state: dict[str, Any] | None = None  # of the page's link, where it opens: kind, part, layer and query of an image's words
     head_rows: dict[tuple[str, str | None], tuple[list[Head], list[str]]] = field(default_factory=dict)  # the kinds of heads
     _maps: "OrderedDict[MapKey, tuple[AttentionMap, int]]" = field(default_factory=OrderedDict)  # with the bytes of each
     implicit_pixels: int = PICTURE_PIXELS  # along each side of a picture of a layer without a softmax
@@ -417,6 +418,7 @@ def summarize_entry(entry: RecordingEntry) -> dict[str, Any]:
         ],
         "implicit": summarize_implicit(entry.implicit_layers, entry.implicit_pixels, entry.find_list_name),
         **({"images": list(entry.images), "grids": grids.grids} if entry.images else {}),
+        **({"state": entry.state} if entry.state else {}),
         **({"number": entry.pull.number} if entry.pull else {}),
         "words": {name: {"count": len(some), "first": select_first_words(some)} for name, some in words.items()},
         "next": entry.next_words,

@@ -19,6 +19,7 @@ from regard.show.page.image_entry import make_entry
 from regard.show.page.model_adapter import adapt_model
 from regard.show.page.session import Session
 from regard.show.page.single_file import page as write
+from regard.show.page.single_file import write_file
 from show.page.browser.page_waits import link, wait_until, wait_until_settled
 from show.page.browser.recordings import CODE, expect_digits
 from show.vision_models import llava, make_llava, make_pixels, make_vit, record_family, swin, vit
@@ -136,6 +137,19 @@ def test_a_word_of_a_text_looks_at_the_image_beside_it(open_page, addresses):
     expect_caption(page, "‘what’")
     row = llava()[1][1][0].mean(0)[1]
     wait_until(page, f"Math.abs(document.querySelector('.image-links .link').title / {float(row.max())} - 1) < 0.002")
+
+
+def test_a_page_opens_on_the_layer_and_the_word_of_its_state(open_page, tmp_path):
+    recording = llava()[0]
+    entry = make_entry(recording, image=IMAGE)
+    attention = next(one for one in entry.attention_layers if one.part == "language_model")
+    query = attention.shapes[0][2] - 2  # the word before the last
+    entry.state = {"kind": "self", "part": attention.part, "layer": 0, "q": query}
+    write_file(entry, tmp_path / "word.html")
+    page = wait_until_settled(open_page((tmp_path / "word.html").as_uri()))
+    expect_caption(page, "‘is’")
+    assert link(page)["q"] == str(query)
+    assert link(page).get("layer", "0") == "0"
 
 
 def test_the_rollout_of_a_patch_is_shown_where_all_layers_have_the_same_tokens(open_page, addresses):

@@ -77,7 +77,7 @@ function makeFirstState({ start }) {
   const [summary] = start.recordings;
   if (!summary) return { view: start.model ? "type" : "text", find: start.opening };
   if (!hasSoftmax(summary)) return { view: "implicit" };
-  return hasImage(summary) ? { view: "image", ...makeInitialState(summary) } : { view: "text", ...makeInitialState(summary), find: "clearest" };
+  return hasImage(summary) ? { view: "image", ...makeInitialState(summary), ...summary.state } : { view: "text", ...makeInitialState(summary), find: "clearest" };
 }
 
 // Return the recording of the example translation; run the translator the first time.
