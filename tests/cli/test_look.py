@@ -407,6 +407,9 @@ def test_why_without_a_word_takes_the_likeliest_and_keeps_to_the_screen(capsys, 
     assert code == 0
     assert "most by" in out
     assert max(map(len, out.splitlines())) <= columns
+    first, second, *_ = [" ".join(part.split()) for part in out.split("\n\n")]
+    assert re.search(r"The next token '.*' has the logit \S+, probability 0\.\d\d\.$", first)
+    assert second.startswith("What moved the logit, and where the last token looked:")
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from regard.show.terminal import (
     print_calculations,
     print_step,
     print_wrapped,
+    quote_token,
     split_columns,
     wrap_calculation,
 )
@@ -37,6 +38,18 @@ def test_lines_that_hang_are_the_words_with_one_space_between_them(words, width)
     lines = file.getvalue().splitlines()
     assert " ".join(line.removeprefix("  ") if n else line for n, line in enumerate(lines)) == " ".join(words)
     assert all(len(line) <= width for line in lines)
+
+
+@pytest.mark.parametrize("token", [" a", "a ", "  ", " '", ".", " .", " b-c "])
+def test_no_line_ends_within_a_quoted_token(token):
+    quoted = quote_token(token)
+    for width in range(12, 40):
+        file = io.StringIO()
+        console = Console(file=file, width=width, markup=False, highlight=False)
+        print_wrapped(console, Text(f"The next token {quoted} came after {quoted}, 'c' and 'd e'."), hang=2)
+        lines = file.getvalue().splitlines()
+        assert sum(line.count(quoted) for line in lines) == 2, lines
+        assert all(len(line) <= width for line in lines)
 
 
 def render_step(scene, width, view=None, colours=None):

@@ -73,9 +73,11 @@ def print_pulls(rows: list[WordPull], model: str, word: str, logit: float, proba
     console = open_console()
     intro = (
         f"{escape_text(model)}: {len(rows):,} token{'s' * (len(rows) != 1)}. The next token {quote_token(word)} has the logit "
-        f"{logit:.2f}, probability {probability:.2f}. What moved the logit, and where the last token looked:"
+        f"{logit:.2f}, probability {probability:.2f}."
     )
     print_wrapped(console, Text(intro, style="bold"))
+    console.print()
+    print_wrapped(console, Text("What moved the logit, and where the last token looked:", style="bold"))
     for line in render_table(rows if show_all else rows[:SHOWN]):
         console.print(Text(line), no_wrap=True, overflow="crop")
     note = (

@@ -215,7 +215,8 @@ class Heads(HtmlRepr):
     def __str__(self) -> str:
         text, hidden = self.format_lines()
         others = f"not shown, but in every row's scores: {', '.join(hidden)}" if hidden else ""
-        return "\n".join([*text, *textwrap.wrap(others, text_table.WIDTH), *self.notes])
+        prose = [line for one in (others, *self.notes) for line in textwrap.wrap(one, text_table.WIDTH)]
+        return "\n".join([*text, *prose])
 
 
 def make_line(row: Head) -> dict[str, Any]:

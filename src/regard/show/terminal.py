@@ -22,6 +22,8 @@ from regard.terminal_escapes import LINES, ReaderGoneError, escape_controls
 
 LABEL_CELLS, HEADER_CELLS, GAP = 16, 12, 3  # cells: maximum of a row label and of a column header; gap between two tables
 MAX_PROSE_CELLS = 100  # maximum cells of a line of prose
+QUOTED = re.compile(r"""(?<!\w)(['"])(?: +\S*? *|\S+? +)\1(?!\w)""")  # a token with a space at its beginning or end
+KEPT_SPACE = "\ue000"  # of private use: a space at which no line ends
 EQUALS, SIGN = re.compile(r" (?== )"), re.compile(r"(?:^| )([=+/-]) ")
 RIGHT_TO_LEFT = re.compile(r"[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\U00010800-\U00010fff\U0001e800-\U0001efff]+")
 
@@ -106,8 +108,10 @@ def print_lines(console: Console, lines: Iterable[Text]) -> None:
 
 
 def print_wrapped(console: Console, text: Text, hang: int = 0) -> None:
-    """Print text over as many lines as it needs, the later ones indented."""
+    """Print text over as many lines as it needs, the later ones indented; a quoted token with its spaces stays on one line."""
     width = min(console.width, MAX_PROSE_CELLS)
+    text = text.copy()
+    text.plain = QUOTED.sub(lambda found: found[0].replace(" ", KEPT_SPACE), text.plain)
     first, *rest = text.wrap(console, width)
     lines = [first]
     if rest:
@@ -117,6 +121,7 @@ def print_wrapped(console: Console, text: Text, hang: int = 0) -> None:
         lines += [Text.assemble(" " * hang, line) for line in Text(" ").join(rest).wrap(console, width - hang)]
     for line in lines:
         line.rstrip()
+        line.plain = line.plain.replace(KEPT_SPACE, " ")
         console.print(line, no_wrap=True, overflow="crop")
 
 

@@ -137,10 +137,10 @@ def test_layers_are_chosen_by_number_or_name():
 def test_without_words_the_table_says_what_is_not_in_it():
     found = heads(Recorded(maps(1)))
     assert not {"duplicate", "induction", "punctuation"} & set(found.detectors)
-    assert (
-        str(found).splitlines()[-1]
-        == "without the text of the tokens there is no duplicate, induction, punctuation: set recording.tokens."
-    )
+    assert str(found).splitlines()[-2:] == [
+        "without the text of the tokens there is no duplicate, induction, punctuation:",
+        "set recording.tokens in Python, before it is saved or shown.",
+    ]
     with_ids = heads(Recorded(maps(1)), tokens=torch.arange(T) % 5)
     assert {"duplicate", "induction"} <= set(with_ids.detectors)
     assert "there is no punctuation:" in str(with_ids)
@@ -421,6 +421,7 @@ def test_the_printed_table_fits_80_columns():
     text = str(heads(Recorded(maps(), tokens=WORDS), classes={"a class with a long name": torch.ones(T).bool()}))
     lines = text.splitlines()
     assert max(map(len, lines)) <= 80
+    assert max(map(len, str(heads(Recorded(maps()))).splitlines())) <= 80  # with a note of 127 letters
     assert lines[0].split() == ["head", "kind", "prev", "self", "dup", "ind", "first", "sink", "local", "dist", "keys", "heavy"]
     assert lines[1].startswith("0.0   broad  ")
     assert "a class with a long name" in " ".join(lines[1 + 2 * H :])

@@ -70,4 +70,4 @@ def test_frames_of_sound_have_no_text_either_but_the_words_beside_an_image_may_h
     assert regard.heads(recording).notes[0].startswith("the tokens are frames of sound, so there is no duplicate, ")
     mixed = copy.copy(llava()[0])
     mixed.tokens = None
-    assert regard.heads(mixed).notes[0].endswith(": set recording.tokens.")
+    assert regard.heads(mixed).notes[0].endswith(": set recording.tokens in Python, before it is saved or shown.")

@@ -100,7 +100,8 @@ class HeadOptions:
             return ()
         if wordless:
             return (f"the tokens are {wordless}, so there is no {', '.join(lost)}: these are scores of text.",)
-        return (f"without the text of the tokens there is no {', '.join(lost)}: set recording.tokens.",)
+        advice = "set recording.tokens in Python, before it is saved or shown"
+        return (f"without the text of the tokens there is no {', '.join(lost)}: {advice}.",)
 
 
 def score_pattern(look: MapView, pattern: Pattern) -> QueryScores:
