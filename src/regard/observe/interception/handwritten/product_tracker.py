@@ -55,7 +55,7 @@ from regard.observe.interception.handwritten.scores.head_mixing import is_head_m
 from regard.observe.interception.handwritten.softmax.attention_free import TableProducts
 from regard.observe.interception.handwritten.softmax.divided_exponentials import find_exponential
 from regard.observe.interception.handwritten.softmax.edge_call import is_edge_softmax
-from regard.observe.interception.handwritten.softmax.edge_softmax import EdgeExponentials, is_one_hot
+from regard.observe.interception.handwritten.softmax.edge_softmax import EdgeExponentials, is_one_hot, sums_edges
 from regard.observe.interception.handwritten.softmax.merged_blocks import MergedBlocks
 from regard.observe.interception.handwritten.softmax.pair_loops import divides_by_loop
 from regard.observe.interception.handwritten.weight_tracker import WeightTracker
@@ -108,6 +108,8 @@ class ProductTracker(WeightTracker):
             values = trace.kind is TraceKind.WEIGHTS and any(is_value(self, frames[-1], v, trace) for v in others)
             values = values and not (is_sum_of_scores(self, trace, x, product) or is_sum_of_heads(self, trace, x, product))
             values = values and not (are_feature_maps or is_factor(name, args, operands, x))
+            if values and self.has_one_hot and trace.form is None and not trace.extent:
+                values = not sums_edges(frames[-1], weakref.ref(x), [weakref.ref(v) for v in others])
             if values and (trace.pairs or is_attention_product(self, frames, name, args, operands, x, trace, product)):
                 if not trace.pairs and self.start_linear_call(frames, name, args, kwargs, others, y):
                     return None

@@ -316,6 +316,32 @@ class OneHotAttention(nn.Module):
         return self.add(weights * self.pick(self.project(x), SENDERS, self.picks))
 
 
+class OneHotSums(nn.Module):
+    """A matrix of zeros and ones sums the exponentials, (edges,) or (edges, 1), and the weighted values."""
+
+    def __init__(self, score: str, keepdim: bool, divides_first: bool) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.of_sum = nn.Linear(C, D), nn.Linear(C, D), nn.Linear(C, D), nn.Linear(D, 1)
+        self.of_both, self.score, self.keepdim, self.divides_first = nn.Linear(2 * D, 1), score, keepdim, divides_first
+
+    def compute_scores(self, x: Tensor) -> Tensor:
+        q, k = self.query(x)[RECEIVERS], self.key(x)[SENDERS]
+        if self.score == "product":
+            return (q * k).sum(-1)
+        if self.score == "joined":
+            return F.leaky_relu(self.of_both(torch.cat([q, k], -1))).squeeze(-1)
+        return self.of_sum(torch.tanh(q + k)).squeeze(-1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        index, e = F.one_hot(RECEIVERS, NODES).to(x.dtype), self.compute_scores(x).exp()
+        e = e[:, None] if self.keepdim else e
+        z = index.T @ e
+        columns = e if self.keepdim else e[:, None]
+        if self.divides_first:
+            return index.T @ (columns / z.view(-1, 1)[RECEIVERS] * self.value(x)[SENDERS])
+        return index.T @ (columns * self.value(x)[SENDERS]) / z.view(-1, 1)
+
+
 def add_scores(module: nn.Module, x: Tensor, neighbors: Tensor, node: int) -> Tensor:
     return F.leaky_relu(module.sends(x[neighbors]) + module.receives(x[node]))
 
@@ -608,6 +634,15 @@ def test_an_index_in_a_matrix_of_zeros_and_ones_is_missed(picks, sums, scores):
     recording = record_module(OneHotAttention(picks, sums, scores), missing=True)
     assert not recording.calls
     assert [(one.module, one.reason) for one in recording.missed] == [("0", UNFOLLOWED if sums else PICKED)]
+
+
+@pytest.mark.parametrize("divides_first", [False, True])
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize("score", ["product", "joined", "sum"])
+def test_sums_of_exponentials_by_a_matrix_of_zeros_and_ones_are_no_call(score, keepdim, divides_first):
+    recording = record_module(OneHotSums(score, keepdim, divides_first), missing=True)
+    assert not recording.calls
+    assert [(one.module, one.reason) for one in recording.missed] == [("0", UNFOLLOWED)]
 
 
 @pytest.mark.parametrize("score_neighbors", [add_scores, add_scores_in_a_module, score_edges])

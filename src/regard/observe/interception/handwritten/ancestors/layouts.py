@@ -23,5 +23,7 @@ def skip_layouts(frame: ModuleFrame, x: TensorRef) -> Operation | None:
 
 
 def is_layout(maker: Operation) -> bool:
-    """Return whether an operation keeps the numbers of its first argument, or bounds them."""
+    """Return whether an operation keeps the numbers of its first argument, as x[:, None] does, or bounds them."""
+    if maker.name == "__getitem__" and maker.lookup is None and len(maker.given) == 1:
+        return any((y := one()) is not None and y.numel() == maker.sizes[0] for one in maker.results)
     return bool(maker.given and LAYOUTS & {maker.name, strip_affixes(maker.name)})

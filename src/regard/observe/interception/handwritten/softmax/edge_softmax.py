@@ -94,6 +94,11 @@ def is_one_hot(frame: ModuleFrame, x: TensorRef) -> bool:
     return maker is not None and infer_role(maker.name) is Role.ONE_HOT
 
 
+def sums_edges(frame: ModuleFrame, x: TensorRef, others: Sequence[TensorRef]) -> bool:
+    """Return whether a product with an index as F.one_hot writes it sums numbers x of the edges of a graph for each node."""
+    return any(is_one_hot(frame, one) for one in others) and scores_edges(frame, x)
+
+
 def is_token(frame: ModuleFrame, x: TensorRef) -> bool:
     """Return whether a tensor holds tokens, and not the largest or the sum for each node."""
     maker = skip_layouts(frame, x)
