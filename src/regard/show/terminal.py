@@ -23,7 +23,7 @@ from regard.terminal_escapes import LINES, ReaderGoneError, escape_controls
 LABEL_CELLS, HEADER_CELLS, GAP = 16, 12, 3  # cells: maximum of a row label and of a column header; gap between two tables
 MAX_PROSE_CELLS = 100  # maximum cells of a line of prose
 QUOTED = re.compile(r"""(?<!\w)(['"])(?: +\S*? *|\S+? +)\1(?!\w)""")  # a token with a space at its beginning or end
-KEPT_SPACE = "\ue000"  # of private use: a space at which no line ends
+KEPT_SPACE = "\ufdd0"  # no character of any text: a space at which no line ends
 EQUALS, SIGN = re.compile(r" (?== )"), re.compile(r"(?:^| )([=+/-]) ")
 RIGHT_TO_LEFT = re.compile(r"[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\U00010800-\U00010fff\U0001e800-\U0001efff]+")
 
@@ -111,7 +111,7 @@ def print_wrapped(console: Console, text: Text, hang: int = 0) -> None:
     """Print text over as many lines as it needs, the later ones indented; a quoted token with its spaces stays on one line."""
     width = min(console.width, MAX_PROSE_CELLS)
     text = text.copy()
-    text.plain = QUOTED.sub(lambda found: found[0].replace(" ", KEPT_SPACE), text.plain)
+    text.plain = keep_quoted_tokens(text.plain, width - hang)
     first, *rest = text.wrap(console, width)
     lines = [first]
     if rest:
@@ -123,6 +123,12 @@ def print_wrapped(console: Console, text: Text, hang: int = 0) -> None:
         line.rstrip()
         line.plain = line.plain.replace(KEPT_SPACE, " ")
         console.print(line, no_wrap=True, overflow="crop")
+
+
+def keep_quoted_tokens(text: str, width: int) -> str:
+    """Return text with KEPT_SPACE for the spaces in quoted tokens, unless what then stands together is wider than a line."""
+    kept = QUOTED.sub(lambda found: found[0].replace(" ", KEPT_SPACE), text)
+    return re.sub(r"\S+", lambda found: found[0] if cell_len(found[0]) <= width else found[0].replace(KEPT_SPACE, " "), kept)
 
 
 def print_entries(console: Console, entries: Sequence[str], hang: int, style: str) -> None:
