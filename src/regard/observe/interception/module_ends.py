@@ -11,8 +11,10 @@ from regard.observe.interception.call_dispatch import (
     explain_error,
     report_missed,
 )
+from regard.observe.interception.handwritten.ancestors.later_divisors import note_division
 from regard.observe.interception.handwritten.detection import HandwrittenTracker
 from regard.observe.interception.handwritten.handwritten_call import UNFOLLOWED
+from regard.observe.interception.handwritten.linear.chunked_attention import ChunkedCall, ChunkedLoop
 from regard.observe.interception.handwritten.recurrences.channel_recurrence import read_channel_loop, read_channel_scan
 from regard.observe.interception.handwritten.recurrences.fourier_convolutions import read_convolution
 from regard.observe.interception.handwritten.recurrences.loop_recurrence import can_read_loop, name_kernel, read_loop
@@ -42,7 +44,9 @@ class ModuleEnds:
         for loop in log.take_loops(frame):
             if not loop.is_reported and not can_read_loop(loop, log.table):
                 continue
-            dispatch_call(name_kernel(loop), lambda: None, partial(read_loop, loop, log.table))
+            outputs = [one.made for one in loop.list_outputs()]
+            read = partial(note_division, frame, outputs, partial(read_loop, loop, log.table))
+            dispatch_call(name_kernel(loop), lambda: None, read)
             if loop.is_recorded:
                 self.tracker.linear.forget_calls([read.made for read in loop.reads])
             with suppress(Exception):  # the state that it left is then not continued
@@ -51,7 +55,10 @@ class ModuleEnds:
     def read_linear(self, frame: ModuleFrame) -> None:
         """Pass the linear attention of a module that ends to the watchers."""
         for found in self.tracker.linear.take_calls(frame):
-            dispatch_call(found.kernel, lambda: None, found.read)
+            read = found.read
+            if isinstance(found.call, ChunkedCall | ChunkedLoop) and found.output is not None:
+                read = partial(note_division, frame, [found.output], read)
+            dispatch_call(found.kernel, lambda: None, read)
             if found.roots:
                 self.tracker.used.add_call(found.roots, list_owners(), STATE.frames)
 
