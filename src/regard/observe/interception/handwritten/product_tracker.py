@@ -13,6 +13,7 @@ from regard.observe.interception.handwritten.ancestors.layouts import skip_layou
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
 from regard.observe.interception.handwritten.linear.changeable_contexts import ChangeableContexts
 from regard.observe.interception.handwritten.linear.chunk_loops import FoundCall
+from regard.observe.interception.handwritten.linear.corrected_values import are_corrected
 from regard.observe.interception.handwritten.linear.gated_sums import MOVED, GatedSums
 from regard.observe.interception.handwritten.linear.lambda_layers import LAMBDAS, UNREAD_LAMBDAS, Summary, read_summary
 from regard.observe.interception.handwritten.linear.linear_attention import ChainRoles
@@ -212,7 +213,8 @@ class ProductTracker(WeightTracker):
 
     def follow_linear_scores(self, made: LinearProduct, roles: ChainRoles) -> HandwrittenCall | None:
         """Follow a product of scores with values as linear attention; return a call with stored weights if need be."""
-        is_chunk = roles.is_masked and self.linear.has_chunks(made.frames[-1])
+        frame = made.frames[-1]
+        is_chunk = roles.is_masked and (self.linear.has_chunks(frame) or are_corrected(frame, roles.v, roles.k))
         if is_chunk or not are_of_all_tokens(made.frames, self.table, roles):
             self.linear.start_chunk(made, roles)
         elif not self.linear.start_call_of_scores(made, roles):

@@ -58,6 +58,30 @@ def correct_with_decays(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, logs: Ten
     return outputs.flatten(2, 3)[:, :, :length]
 
 
+def correct_before_outputs(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, logs: Tensor) -> Tensor:
+    """The states first, then the outputs of all chunks at once, as flash-linear-attention's kernels order them."""
+    q, k, v, beta = (x.unflatten(2, (-1, N)) for x in (q, k, v, beta[..., None]))
+    inverse = invert(beta * k @ k.mT)
+    state, states, written = k.new_zeros(B, H, D, E), [], []
+    for i in range(q.shape[2]):
+        states.append(state)
+        written.append(inverse[:, :, i] @ (beta[:, :, i] * (v[:, :, i] - k[:, :, i] @ state)))
+        state = state + k[:, :, i].mT @ written[-1]
+    return (q @ torch.stack(states, 2) + (q @ k.mT).tril() @ torch.stack(written, 2)).flatten(2, 3)
+
+
+def correct_all_tokens(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, logs: Tensor) -> Tensor:
+    """All tokens as one chunk, without a state."""
+    beta = beta[..., None]
+    lower = torch.eye(q.shape[2]) + (beta * k @ k.mT).tril(-1)
+    return (q @ k.mT).tril() @ torch.linalg.solve_triangular(lower, beta * v, upper=False)
+
+
+def correct_without_tokens_own_keys(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, logs: Tensor) -> Tensor:
+    """Values that are mixed by other products of the keys than those of a delta rule."""
+    return (q @ k.mT).tril() @ (v + (k @ k.mT).tril(-1) @ v)
+
+
 class DeltaLayer(nn.Module):
     """A layer that projects its input, and applies a delta rule in chunks."""
 
@@ -89,7 +113,14 @@ def compute_matrix(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, logs: Tensor, 
 
 
 @pytest.mark.parametrize("has_gradients", [True, False])
-@pytest.mark.parametrize(("form", "t"), [(correct, 12), (correct_with_decays, 12), (correct_with_decays, 14)])
+@pytest.mark.parametrize(
+    ("form", "t"),
+    [
+        *((correct, 12), (correct_with_decays, 12), (correct_with_decays, 14)),
+        *((correct, N), (correct_with_decays, N), (correct_with_decays, N - 1)),  # a single chunk
+        *((correct_before_outputs, 12), (correct_before_outputs, N), (correct_all_tokens, 13), (correct_all_tokens, N)),
+    ],
+)
 def test_a_delta_rule_in_chunks_has_the_matrix_of_the_layers_own_values(form, t, has_gradients):
     layer, x = DeltaLayer(form), torch.randn(B, t, C)
     with torch.set_grad_enabled(has_gradients):
@@ -107,6 +138,39 @@ def test_what_is_written_otherwise_by_what_the_state_holds_is_missed():
     recording, _ = record_and_compare(nn.Sequential(layer), lambda m: m(torch.randn(B, 12, C)), missing=True)
     assert not recording.calls
     assert [CORRECTED in one.reason for one in recording.missed] == [True]
+
+
+def test_values_that_products_of_keys_mix_otherwise_are_missed():
+    layer = DeltaLayer(correct_without_tokens_own_keys)
+    recording, _ = record_and_compare(nn.Sequential(layer), lambda m: m(torch.randn(B, 13, C)), missing=True, keep="values")
+    assert_equal(recording.values(0, kind="implicit"), layer.parts[2])  # of the product behind
+    assert len(recording.calls) == 1
+    assert [CORRECTED in one.reason for one in recording.missed] == [True]
+
+
+def test_a_delta_rule_without_an_axis_of_heads_has_the_values_of_the_layer():
+    class OneHead(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project = nn.Linear(C, 2 * D + E + 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, self.v, beta = self.project(x).split((D, D, E, 1), -1)
+            k, state, outputs = F.normalize(k, dim=-1), x.new_zeros(B, D, E), []
+            for i in range(0, x.shape[1], N):
+                one, key, v, b = (y[:, i : i + N] for y in (q, k, self.v, beta.sigmoid()))
+                lower = torch.eye(one.shape[1]) + (b * key @ key.mT).tril(-1)
+                value = torch.linalg.solve_triangular(lower, b * (v - key @ state), upper=False)
+                outputs.append(one @ state + (one @ key.mT).tril() @ value)
+                state = state + key.mT @ value
+            return torch.cat(outputs, 1)
+
+    for t in (12, N, N - 1):
+        model = OneHead()
+        recording, output = record_and_compare(nn.Sequential(model), lambda m, t=t: m(torch.randn(B, t, C)), keep="values")
+        assert recording.map(0, kind="implicit").mechanism.beta is not None
+        assert_equal(recording.values(0, kind="implicit")[:, 0], model.v.detach())
+        assert_equal((recording.map(0, kind="implicit").dense()[:, 0] @ model.v).detach(), output.detach())
 
 
 def test_a_delta_rule_behind_other_chunks_has_the_values_of_the_layer_too():

@@ -32,18 +32,22 @@ class Chunk(NamedTuple):
     outputs: Tensor
 
 
-def join_chunks(chunks: list[Chunk], has_several: bool, length: int, initial: Tensor | None = None) -> RecurrenceFactors:
+def join_chunks(
+    chunks: list[Chunk], has_several: bool, length: int, initial: Tensor | None = None, must_carry: bool = True
+) -> RecurrenceFactors:
     """Return the recurrence of chunks, cut to a length, with one decay for each feature between chunks, or one for all.
 
     It starts from an initial state (b, h, d, e), if there is one.
 
-    Raises UnreadableError if it differs from the outputs.
+    Raises UnreadableError if it differs from the outputs, or if a chunk must read something of earlier ones and does not.
     """
     dtype = score_dtype(chunks[0].outputs.dtype)
     q, k, v, own, outputs = (
         torch.cat([getattr(one, name) for one in chunks], 2)[:, :, :length] for name in ("q", "k", "v", "own", "outputs")
     )
-    parts, left = solve_decays(chunks, has_several, initial)
+    parts, left, is_carried = solve_decays(chunks, has_several, initial)
+    if must_carry and not is_carried:
+        raise UnreadableError(UNCARRIED)
     decays = torch.cat(parts, 2)[:, :, :length]  # (b, h, t, 1 or d)
     most = 1 + find_noise(outputs.dtype)
     if bool((decays > most).any()):  # factors of the rows, not of the keys
@@ -64,11 +68,11 @@ def find_noise(dtype: torch.dtype) -> float:
     return min(NOISE_ROUNDINGS * torch.finfo(dtype).eps, MOST_NOISE)
 
 
-def solve_decays(chunks: list[Chunk], has_several: bool, initial: Tensor | None) -> tuple[list[Tensor], Tensor]:
-    """Return the decays (b, h, n, 1 or d) of chunks, as their outputs show those of first tokens, and the state left.
+def solve_decays(chunks: list[Chunk], has_several: bool, initial: Tensor | None) -> tuple[list[Tensor], Tensor, bool]:
+    """Return the decays (b, h, n, 1 or d) of chunks, the state left, and whether a chunk reads anything of earlier ones.
 
-    All are float64. The first token of all has the decay 1 without an initial state. Raises UnreadableError if a chunk has too
-    few outputs to solve for decays, or if it reads nothing of earlier ones.
+    The outputs show the decays of first tokens: that of all is 1 without an initial state. All are float64. Raises
+    UnreadableError if a chunk has too few outputs to solve for decays.
     """
     (b, h, _, d), found, is_carried = chunks[0].q.shape, [], False
     least = find_noise(chunks[0].outputs.dtype)
@@ -91,9 +95,8 @@ def solve_decays(chunks: list[Chunk], has_several: bool, initial: Tensor | None)
             state = factor.unsqueeze(3) * state * reach[:, :, -1, None, None]
         found.append(decays)
         state = written.mT @ v + (0 if state is None else state)
-    if not is_carried or state is None:
-        raise UnreadableError(UNCARRIED)
-    return found, state
+    assert state is not None
+    return found, state, is_carried
 
 
 def solve_number(queries: Tensor, state: Tensor, rest: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard.mechanism.scores import score_dtype
 from regard.observe.interception.handwritten.linear.chunk_states import Chunk, join_chunks
-from regard.observe.interception.handwritten.linear.corrected_values import read_delta_rule
+from regard.observe.interception.handwritten.linear.corrected_values import CORRECTED, read_delta_rule
 from regard.observe.interception.handwritten.linear.linear_attention import ChainRoles
 from regard.observe.interception.handwritten.linear.linear_call import group_axes
 from regard.observe.interception.handwritten.linear.linear_product import LinearProduct
@@ -63,7 +63,7 @@ class ChunkedCall:
     earlier: set[int] = field(default_factory=set)  # outputs of other calls that it was made of, by the ids of their references
     added: "list[weakref.ref[Tensor]]" = field(default_factory=list)  # what was added to its output
     states: list[Tensor] = field(default_factory=list)  # arguments of the module that may be the state before the first chunk
-    sources: list[Tensor] | None = None  # what its values were made of, if they were made of those of earlier chunks too
+    sources: list[Tensor] | None = None  # what its values were made of, if also of those of earlier chunks, or of its keys
 
     @property
     def rows(self) -> Axes:
@@ -134,15 +134,16 @@ class ChunkedLoop(NamedTuple):
 
     def read(self) -> RecurrenceCall:
         """Return the recurrence of all tokens. Raises UnreadableError if it is none."""
-        reason, first, sources = CHUNKS, self.calls[0], self.calls[-1].sources
+        first, sources = self.calls[0], self.calls[-1].sources
+        reason = CHUNKS if sources is None else CORRECTED
         for chunks in self.list_chunks():
             if not all(bool((one.own > 0).all() & (one.decays >= 0).all()) for one in chunks):
                 continue
             length = find_length(chunks, first.lengths)
             for has_several, initial in product((False, True), (None, *list_states(chunks[0], first.states))):
                 try:
-                    factors = join_chunks(chunks, has_several, length, initial)
-                    if sources is not None and len(self.calls) > 1:
+                    factors = join_chunks(chunks, has_several, length, initial, must_carry=sources is None)
+                    if sources is not None:
                         factors = read_delta_rule(factors, sources, initial)
                 except UnreadableError as error:
                     reason = CARRIED.format(error) if initial is None else reason
@@ -159,6 +160,9 @@ class ChunkedLoop(NamedTuple):
                 yield [chunk for one, found in zip(self.calls, each, strict=True) for chunk in one.split(found, None)]
             return
         (call,) = self.calls
+        if call.sources is not None and find_input_length(call.tokens, call.tokens, call.lengths):  # a single chunk
+            for found in call.sums or [Sum(call.outputs, call.row_scale)]:
+                yield call.split(found, None)
         for axis in call.rows:
             if find_input_length(call.table.sizes[axis] * call.tokens, call.tokens, call.lengths):
                 for found in call.sums:

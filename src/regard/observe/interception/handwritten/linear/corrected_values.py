@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.map.linear_recurrence import LinearRecurrence
 from regard.observe.interception.function_roles import Role, infer_role
-from regard.observe.interception.handwritten.ancestors.ancestor_search import walk_back
+from regard.observe.interception.handwritten.ancestors.ancestor_search import TensorRef, walk_back
 from regard.observe.interception.handwritten.recurrences.loop_check import ROUNDINGS, compare_outputs
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.provenance import TOKEN, ModuleFrame, Operation
@@ -25,15 +25,27 @@ CORRECTED = (
 )
 
 
-def list_sources(frame: ModuleFrame, x: Tensor) -> list[Tensor]:
-    """Return the tensors that a tensor was made of in a module behind its layers and that are still held, itself first."""
+def list_refs(frame: ModuleFrame, x: Tensor, passes_products: bool = True) -> list[TensorRef]:
+    """Return the tensors that a tensor was made of in a module behind its layers, or its last products, itself first."""
 
     def is_behind_layers(maker: Operation, n: int, size: int) -> bool:
-        is_product = infer_role(maker.name) is Role.PRODUCT
-        return maker.child is None and (not is_product or all(frame.find_contents(one) == TOKEN for one in maker.given))
+        if maker.child is not None or infer_role(maker.name) is not Role.PRODUCT:
+            return maker.child is None
+        return passes_products and all(frame.find_contents(one) == TOKEN for one in maker.given)
 
-    found = (one() for _, (one, _), _ in walk_back([frame], (weakref.ref(x), 0), is_behind_layers))
-    return [y for y in found if y is not None]
+    return [one for _, (one, _), _ in walk_back([frame], (weakref.ref(x), 0), is_behind_layers)]
+
+
+def list_sources(frame: ModuleFrame, x: Tensor) -> list[Tensor]:
+    """Return the tensors that a tensor was made of in a module behind its layers and that are still held, itself first."""
+    return [y for one in list_refs(frame, x) if (y := one()) is not None]
+
+
+def are_corrected(frame: ModuleFrame, v: Tensor, k: Tensor) -> bool:
+    """Return whether values were made of products with their keys, as those that a delta rule writes within a chunk."""
+    own, keys = ({*map(id, list_refs(frame, x, passes_products=False))} for x in (v, k))
+    behind = keys - own
+    return any(id(one) in behind for one in list_refs(frame, v))
 
 
 def read_delta_rule(factors: RecurrenceFactors, sources: list[Tensor], initial: Tensor | None) -> RecurrenceFactors:
@@ -71,11 +83,17 @@ def read_delta_rule(factors: RecurrenceFactors, sources: list[Tensor], initial: 
 
 
 def arrange_values(x: Tensor, shape: tuple[int, int, int, int]) -> list[Tensor]:
-    """Return a tensor (b, h, t, e) or (b, t, h, e), whose tokens may be in chunks and padded, as (b, h, t, e) in each way."""
+    """Return a tensor (b, h, t, e) or (b, t, h, e), whose tokens may be in chunks and padded, as (b, h, t, e) in each way.
+
+    A single head may have no axis.
+    """
     b, h, t, e = shape
     found, x = list[Tensor](), x.detach()
-    if x.dim() not in (4, 5) or x.shape[0] != b or x.shape[-1] != e:
+    if x.dim() not in (3, 4, 5) or x.shape[0] != b or x.shape[-1] != e:
         return found
+    if h == 1:
+        found.append(x.reshape(b, h, -1, e))
+        return [one[:, :, :t] for one in found if one.shape[2] >= t]
     if x.shape[1] == h:
         found.append(x.reshape(b, h, -1, e))
     if x.shape[-2] == h:

@@ -13,7 +13,7 @@ from regard.observe.interception.handwritten.ancestors.windows import list_joine
 from regard.observe.interception.handwritten.linear.chunk_loops import FoundCall, join_loops
 from regard.observe.interception.handwritten.linear.chunked_attention import ChunkedCall
 from regard.observe.interception.handwritten.linear.chunked_attention import start_call as start_chunked_call
-from regard.observe.interception.handwritten.linear.corrected_values import list_sources
+from regard.observe.interception.handwritten.linear.corrected_values import are_corrected, list_sources
 from regard.observe.interception.handwritten.linear.linear_attention import (
     ChainRoles,
     are_projected_tokens,
@@ -118,23 +118,23 @@ class LinearContexts(LinearOutputs):
             self.miss_call(made.frames, made.name, str(error), made.y)
         else:
             call.earlier = self.list_ancestors(made.frames, [roles.q, roles.k, roles.v])
-            self.find_states(made.frames[-1], call)
+            self.find_states(made.frames[-1], call, roles.k)
             self.add_call(made, call, places)
 
-    def find_states(self, frame: ModuleFrame, call: ChunkedCall) -> None:
-        """Hold what may be the state before the first chunk, and what the values of a later chunk of a delta rule are made of.
+    def find_states(self, frame: ModuleFrame, call: ChunkedCall, k: Tensor) -> None:
+        """Hold what may be the state before the first chunk, and what the values of a delta rule are made of.
 
-        These were made of the values of an earlier one.
+        These were made of the values of an earlier chunk, or of products with their keys k.
         """
         earlier = [one.call for one in self.found if isinstance(one.call, ChunkedCall) and one.frame() is frame]
         if not earlier:
             call.states = [x.detach().clone() for x in frame.input_tensors if call.can_start_from(x)]
-        elif earlier[-1].sources is not None and earlier[-1].sizes == call.sizes:
+        if earlier and earlier[-1].sources is not None and earlier[-1].sizes == call.sizes:
             call.sources = earlier[-1].sources
-        else:
-            found = list_sources(frame, call.made[0])
-            if any(x is one.made[0] for one in earlier for x in found):
-                call.sources = [x for x in found if x.numel() > call.v.numel()]
+            return
+        v, found = call.made[0], list_sources(frame, call.made[0])
+        if are_corrected(frame, v, k) or any(x is one.made[0] for one in earlier for x in found):
+            call.sources = [x for x in found if x.numel() >= v.numel()]
 
     def has_chunks(self, frame: ModuleFrame) -> bool:
         """Return whether a module has multiplied scores of chunks of tokens with values."""
