@@ -23,7 +23,7 @@ from observe.recording_checks import EQUAL, assert_equal, assert_same_mechanism,
 from regard.observe import record
 from regard.observe.interception.handwritten.recurrences.loop_check import COARSE, OTHERWISE
 from regard.observe.interception.handwritten.recurrences.loop_recurrence import CHUNKS, GROWS, TIMES
-from regard.observe.interception.handwritten.recurrences.own_terms import SCALED
+from regard.observe.interception.handwritten.recurrences.own_terms import SCALED, WRITES_READ
 from regard.observe.interception.handwritten.recurrences.state_loop import CHANGED
 from regard.observe.interception.handwritten.recurrences.token_joiner import BACKWARDS
 from regard.observe.recorded_runs.run_tracker import UNKNOWN_STATE
@@ -368,6 +368,29 @@ def test_a_state_from_before_the_recording_is_missed_by_its_reason():
     assert len(recording.missed) == 1
 
 
+@pytest.mark.parametrize("heads", [(), (3,)])
+def test_a_loop_that_is_given_a_state_of_zeros_is_that_of_no_state(heads):
+    class Given(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project = nn.Linear(6, (*heads, 1)[0] * 13)
+
+        def forward(self, x: Tensor, state: Tensor) -> Tensor:
+            q, k, v, a = self.project(x).unflatten(-1, (*heads, 13)).movedim(1, -2).split((4, 4, 4, 1), -1)
+            a, outputs = a.sigmoid(), []
+            for i in range(x.shape[1]):
+                state = state * a[..., i, :, None] + k[..., i, :, None] * v[..., i, None, :]
+                outputs.append((q[..., i, :, None] * state).sum(-2))
+            self.values, self.output = v.detach(), torch.stack(outputs, -2).detach()
+            return self.output
+
+    model = Given()
+    recording, _ = record_and_compare(model, lambda m: m(torch.randn(2, 5, 6), torch.zeros(2, *heads, 4, 4)))
+    found = recording.map(0, kind="implicit").dense()
+    product = (found @ model.values.view(2, -1, 5, 4)).view_as(model.output)
+    assert (product - model.output).abs().max() < EQUAL * model.output.abs().max()
+
+
 @pytest.mark.parametrize("form", ["a bonus", "a delta rule"])
 def test_a_saved_map_of_a_loop_is_the_same(form, tmp_path):
     model = nn.Sequential(LoopLayer(FORMS[form][0], 2, 3, 4))
@@ -498,8 +521,46 @@ def run_backwards(x: Tokens) -> Tensor:
     return torch.stack(outputs[::-1], 2)
 
 
+def write_values_that_are(change: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[Tokens], Tensor]:
+    """Return a loop that writes what a function makes of each value but the first, the last output and the state before."""
+
+    def form(x: Tokens) -> Tensor:
+        state, outputs = x.zeros, list[Tensor]()
+        for i in range(x.q.shape[2]):
+            value = change(x.v[:, :, i], outputs[-1], state) if outputs else x.v[:, :, i]
+            state = x.a[:, :, i, :, None] * state + x.k[:, :, i, :, None] * value.unsqueeze(2)
+            outputs.append((x.q[:, :, i, None] @ state).squeeze(2))
+        return torch.stack(outputs, 2)
+
+    return form
+
+
+def mix_with_what_keys_read(x: Tokens) -> Tensor:
+    """As fast weights, which write the difference of a mixture from what the key has read. https://arxiv.org/abs/2102.11174"""
+    state, outputs = x.zeros, []
+    for i in range(x.q.shape[2]):
+        old = (x.k[:, :, i, :, None] * state).sum(2)
+        new = torch.lerp(old, x.v[:, :, i], x.beta[:, :, i, None])
+        state = state + x.k[:, :, i, :, None] * (new - old).unsqueeze(2)
+        outputs.append((x.q[:, :, i, :, None] * state).sum(2))
+    return torch.stack(outputs, 2)
+
+
+def decay_by_what_was_read(x: Tokens) -> Tensor:
+    state, outputs = x.zeros, [torch.zeros_like(x.v[:, :, 0])]
+    for i in range(x.q.shape[2]):
+        gate = (x.a[:, :, i] + outputs[-1].mean(2, keepdim=True)).sigmoid()
+        state = gate.unsqueeze(3) * state + x.k[:, :, i, :, None] * x.v[:, :, i, None]
+        outputs.append((x.q[:, :, i, None] @ state).squeeze(2))
+    return torch.stack(outputs[1:], 2)
+
+
 REASONS = [
     (grow, GROWS),
+    (mix_with_what_keys_read, WRITES_READ),
+    (write_values_that_are(lambda value, output, state: value + 0.5 * output), WRITES_READ),
+    (write_values_that_are(lambda value, output, state: value + state.mean(2)), WRITES_READ),
+    (decay_by_what_was_read, WRITES_READ),
     (read_by_several_queries, CHUNKS),
     (read_twice, TIMES.format(5, 9)),
     (run_backwards, BACKWARDS),

@@ -21,7 +21,12 @@ from regard.observe.interception.handwritten.ancestors.query_axes import list_ax
 from regard.observe.interception.handwritten.products.head_guesses import count_tokens, split_heads
 from regard.observe.interception.handwritten.products.tensor_axes import Axes, AxisTable
 from regard.observe.interception.handwritten.recurrences.loop_check import ROUNDINGS, compare_outputs
-from regard.observe.interception.handwritten.recurrences.own_terms import SCALED, adds_to_scaled
+from regard.observe.interception.handwritten.recurrences.own_terms import (
+    SCALED,
+    WRITES_READ,
+    adds_to_scaled,
+    are_made_of_states,
+)
 from regard.observe.interception.handwritten.recurrences.state_loop import START, Factor, Read, StateLoop, Write
 from regard.observe.interception.handwritten.recurrences.token_joiner import BACKWARDS, DIFFERS, TokenJoiner, identify_factor
 from regard.observe.interception.handwritten.recurrences.token_order import are_taken_out_of_order
@@ -151,12 +156,14 @@ def order_tokens(loop: StateLoop) -> LoopTokens:
 
 
 def check_tokens(loop: StateLoop, tokens: LoopTokens) -> None:
-    """Raise UnreadableError if a loop takes a later token before an earlier one, or adds own terms to scaled reads."""
+    """Raise UnreadableError if a loop takes later tokens first, writes what it has read, or adds terms to scaled reads."""
     decays = [[one for decay in write.decays for one in decay.sources] for write in tokens.writes]
     written = [(*write.sources, *more) for write, more in zip(tokens.writes, decays, strict=True)]
     read = [one.sources for one in tokens.reads]
     if loop.frames and any(are_taken_out_of_order(loop.frames[-1], one) for one in (written, read) if len(one) > 1):
         raise UnreadableError(BACKWARDS)
+    if loop.frames and are_made_of_states(loop.frames[-1], loop, (one for sources in written for one in sources)):
+        raise UnreadableError(WRITES_READ)
     if loop.frames and tokens.is_strict and not tokens.own_writes and adds_to_scaled(loop.frames[-1], tokens.reads[-1]):
         raise UnreadableError(SCALED)
 

@@ -1,11 +1,14 @@
-"""What tokens add to what they read of the states before them, as chunks of a single token do."""
+"""What tokens add to what they read of the states before them, as chunks of a single token do, and write of what they read."""
+
+from collections.abc import Iterable
 
 from regard.observe.interception.function_roles import Role, infer_role
-from regard.observe.interception.handwritten.ancestors.ancestor_search import find_ancestors
-from regard.observe.interception.handwritten.recurrences.state_loop import Read
+from regard.observe.interception.handwritten.ancestors.ancestor_search import TensorRef, find_ancestors
+from regard.observe.interception.handwritten.recurrences.state_loop import Read, StateLoop
 from regard.observe.interception.provenance import ModuleFrame
 
 SCALED = "what its tokens read of the states before them is multiplied before they add terms of the same queries"
+WRITES_READ = "what it writes or decays by was made of its states, otherwise than a delta rule corrects its values"
 
 
 def adds_to_scaled(frame: ModuleFrame, read: Read) -> bool:
@@ -19,4 +22,17 @@ def adds_to_scaled(frame: ModuleFrame, read: Read) -> bool:
             others = [x for x in one.given if id(x) not in scaled]
             if any(not queries.isdisjoint(find_ancestors([frame], x)) for x in others):
                 return True
+    return False
+
+
+def are_made_of_states(frame: ModuleFrame, loop: StateLoop, tensors: Iterable[TensorRef]) -> bool:
+    """Return whether a tensor was made in a module of a state of a loop, or of what was read from one."""
+    states, waiting, seen = {*map(id, loop.made), *(id(one.made) for one in loop.reads)}, [*tensors], set[int]()
+    while waiting:
+        one = waiting.pop()
+        if id(one) in states:
+            return True
+        if id(one) not in seen:
+            seen.add(id(one))
+            waiting += [x for maker in frame.find_makers(one) for x in maker.given]
     return False

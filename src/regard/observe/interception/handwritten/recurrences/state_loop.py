@@ -94,6 +94,7 @@ class StateLoop:
     reads: list[Read] = field(default_factory=list)
     sums: dict[int, Tensor] = field(default_factory=dict)  # the first sum of what was read with something else, by the read
     last: "weakref.ref[Tensor] | None" = None  # the state after the last write
+    made: "list[weakref.ref[Tensor]]" = field(default_factory=list)  # the state after each write
     reason: str = ""  # why it cannot be read, if that is known
     has_token_weights: bool = False  # whether its decays, queries or keys depend on tokens
     has_rates: bool = False  # whether its mechanism has, once it was read
@@ -112,6 +113,7 @@ class StateLoop:
         self.writes.append(write)
         self.has_token_weights |= write.token_factors > 1
         self.last = weakref.ref(y)
+        self.made.append(self.last)
         return len(self.writes) - 1
 
     @property

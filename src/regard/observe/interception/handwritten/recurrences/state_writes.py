@@ -103,7 +103,8 @@ def follow_first_sum(log: StateLog, call: FollowedFunction, args: Any, first: Tr
     elif len(products) == 1 and is_zero(other):
         write_product(log, frames, log.start(y, StateLoop()), products[0], y)
     elif len(products) == 1 and is_sure and isinstance(other, Tensor) and other.shape == y.shape:
-        write_product(log, frames, log.start(y, StateLoop(copy_sample(other))), products[0], y)
+        initial = copy_sample(other) if bool(other.any()) else None  # of an unknown state, which no map starts from
+        write_product(log, frames, log.start(y, StateLoop(initial)), products[0], y)
 
 
 def follow_mixture(log: StateLog, call: FollowedFunction, mix: Mixture) -> None:
