@@ -22,7 +22,7 @@ from observe.interception.handwritten.state_loop_forms import (
 from observe.recording_checks import EQUAL, assert_equal, assert_same_mechanism, record_and_compare
 from regard.observe import record
 from regard.observe.interception.handwritten.recurrences.loop_check import COARSE, OTHERWISE
-from regard.observe.interception.handwritten.recurrences.loop_recurrence import CHUNKS, GROWS, TIMES
+from regard.observe.interception.handwritten.recurrences.loop_recurrence import CHUNKS, EARLY_RULE, GROWS, TIMES
 from regard.observe.interception.handwritten.recurrences.own_terms import SCALED, WRITES_READ
 from regard.observe.interception.handwritten.recurrences.state_loop import CHANGED
 from regard.observe.interception.handwritten.recurrences.token_joiner import BACKWARDS
@@ -555,7 +555,18 @@ def decay_by_what_was_read(x: Tokens) -> Tensor:
     return torch.stack(outputs[1:], 2)
 
 
+def correct_after_reads(x: Tokens) -> Tensor:
+    state, outputs = x.zeros, []
+    for i in range(x.q.shape[2]):
+        q, k, v = (y[:, :, i] for y in (x.q, x.k, x.v))
+        outputs.append((q[..., None] * state).sum(2))
+        value = x.beta[:, :, i, None] * (v - (k[..., None] * state).sum(2))
+        state = state + k[..., None] * value.unsqueeze(2)
+    return torch.stack(outputs, 2)
+
+
 REASONS = [
+    (correct_after_reads, EARLY_RULE),
     (grow, GROWS),
     (mix_with_what_keys_read, WRITES_READ),
     (write_values_that_are(lambda value, output, state: value + 0.5 * output), WRITES_READ),

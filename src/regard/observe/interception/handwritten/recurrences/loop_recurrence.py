@@ -45,6 +45,7 @@ NOT_JOINED = "the rows of its loop are not joined to one tensor as they were rea
 IN_PARTS = "the rows of its loop are joined in parts, of which only the first was changed"
 NO_VALUES = "what it writes is no product of keys with values"
 NO_RULE = "what it subtracts from its values is not read by its keys from the decayed state, as by a delta rule"
+EARLY_RULE = "it is a delta rule whose queries read the states before their tokens are written, which is not followed"
 
 
 class LoopTokens(NamedTuple):
@@ -244,6 +245,8 @@ def build_mechanism(
     if any(write.correction is not None for write in tokens.writes):
         parts["k"], ratio = read_delta_rule(loop, joiner, roles, tokens.writes, k)
         parts["beta"] = (ratio * parts.pop("key_scale", 1.0)).to(dtype)
+    if tokens.is_strict and "beta" in parts:
+        raise UnreadableError(EARLY_RULE)
     if tokens.is_strict:
         logs = parts["decay"] if rates is None else decay * rates
         parts["row_logs"] = -logs.to(dtype) if logs.shape[3] > 1 else -logs.squeeze(3).to(dtype)
