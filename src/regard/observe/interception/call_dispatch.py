@@ -1,5 +1,6 @@
 """Dispatch of an attention call to the watchers of the running modules, and reports of what could not be read."""
 
+import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -19,6 +20,8 @@ from regard.observe.interception.thread_state import (
     is_inside_watched,
     list_owners,
 )
+
+MOST_CHARACTERS = 120  # of the error of another library
 
 
 def dispatch_call(
@@ -124,9 +127,11 @@ def call_next(watchers: list[Watcher], call: AttentionCall, adapter: CallAdapter
 
 
 def explain_error(error: Exception) -> str:
-    """Return the reason why a call could not be read."""
-    said = str(error) if isinstance(error, UnreadableError) else f"{type(error).__name__}: {error}".split("\n")[0]
-    return said if isinstance(error, UnreadableError) else f"its arguments could not be read ({said})"
+    """Return the reason why a call could not be read; of an error of another library the beginning of its first line."""
+    if isinstance(error, UnreadableError):
+        return str(error)
+    said = f"{type(error).__name__}: {error}".split("\n")[0]
+    return f"its arguments could not be read ({textwrap.shorten(said, MOST_CHARACTERS, placeholder=' ...')})"
 
 
 def report_missed(kernel: str, reason: str, watchers: Iterable[Watcher] | None = None, module: nn.Module | None = None) -> None:
