@@ -72,4 +72,4 @@ def test_a_note_says_that_a_map_leaves_out_the_divisor(form, divides):
     recording, _ = record_and_compare(model, lambda m: m(torch.randn(B, T, D)))
     (call,) = recording.calls
     assert bool((call.map.dense().sum(-1) - 1).abs().amax() > 1)
-    assert [one for one in recording.notes if LATER in one] == ([f": {LATER}"] if divides == "sums" else [])
+    assert [one for one in recording.notes if LATER in one] == ([f"the model: {LATER}"] if divides == "sums" else [])
