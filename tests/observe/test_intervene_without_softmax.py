@@ -328,6 +328,7 @@ def test_division_by_sums_after_the_product_follows_the_changed_weights(name):
 
 
 def test_division_by_sums_with_a_bound_is_said_to_stay_where_it_may_apply():
+    torch.manual_seed(5)  # the one key that is left has a weight of 0 in some head
     model, x = nn.Sequential(Divided(lambda context, total: context / total.clamp(min=1e-3))), torch.randn(B, T, C)
     told = "A part of the output of 0 was not changed: what its rows are multiplied by"
     run_with_warning(model, x, told, CutEdges(12, slice(1, None), kind="implicit"))
