@@ -171,7 +171,7 @@ class AttentionFunctionMode(HandwrittenCalls, ModuleEnds, TorchFunctionMode):
             self.follow_linear(func, name, args, kwargs, outputs)
             if self.tracker.linear.divided is not None:
                 with InterceptionPause():
-                    result = outputs = self.tracker.linear.change_divided(outputs, change_recurrence)
+                    result = outputs = self.tracker.linear.change_divided(outputs)
         if self.tracker.blocks.rows:
             self.follow_blocks(func, name, args, kwargs, outputs)
         if kernel:
@@ -295,12 +295,12 @@ class AttentionFunctionMode(HandwrittenCalls, ModuleEnds, TorchFunctionMode):
         if not any(watcher.can_change_calls for watcher in STATE.watchers):
             return result
         with InterceptionPause():
-            return self.tracker.linear.change_output(result, change_recurrence)
+            return self.tracker.linear.change_output(result)
 
     def change_loop(self, frame: ModuleFrame, rows: Tensor) -> Tensor:
         """Return the joined rows of a loop as interventions change them; a tensor that they were written into is changed."""
         with InterceptionPause():
-            return self.loops.change_rows(frame, rows, change_recurrence)
+            return self.loops.change_rows(frame, rows)
 
     def change_vectors(self, frame: ModuleFrame, states: Tensor) -> Tensor:
         """Return the joined states of a loop over vectors as interventions change them, if it is recorded later."""

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.map.stored_matrix import StoredMatrix
-from regard.observe.interception.attention_call import CallAdapter
-from regard.observe.interception.call_dispatch import report_missed
+from regard.observe.interception.call_dispatch import change_recurrence, report_missed
 from regard.observe.interception.function_roles import strip_affixes
 from regard.observe.interception.handwritten.linear.linear_call import LinearCall
 from regard.observe.interception.handwritten.linear.linear_contexts import LinearContexts
@@ -33,10 +32,8 @@ from regard.observe.interception.handwritten.products.score_form import (
 from regard.observe.interception.handwritten.products.tensor_axes import AxisTable
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.provenance import LIKE_ANOTHER, ModuleFrame
-from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.thread_state import STATE
 
-ChangeHandler = Callable[[RecurrenceCall, CallAdapter], tuple[RecurrenceCall, CallAdapter]]
 BOUNDS = {"clamp", "clamp_min", "clamp_max", "clip", "maximum", "minimum", "max", "min", "where", "abs", "relu", "threshold"}
 DIVISIONS = QUOTIENTS | {"reciprocal", "rsqrt"}
 TOTALS = {"sum", "mean", "cumsum", "einsum", "matmul", "mm", "bmm", "baddbmm", "mv"}
@@ -55,7 +52,7 @@ class ChangeableContexts(LinearContexts):
         super().clear()
         self.divided = None
 
-    def change_output(self, y: Tensor, change: ChangeHandler) -> Tensor:
+    def change_output(self, y: Tensor) -> Tensor:
         """Return what an intervention makes of y, the output of the call that was added last, and follow it in place of y."""
         last = self.found[-1]
         context = self.contexts.get(y)
@@ -65,14 +62,14 @@ class ChangeableContexts(LinearContexts):
             report_missed(last.kernel, UNCHANGED, [one for one in STATE.watchers if one.can_change_calls])
             return y
         with suppress(UnreadableError):  # the call stays as it is, which is reported when its module ends
-            new: Tensor = change(last.call.read(), last.call.adapt(y, context.places))[1].run()
+            new: Tensor = change_recurrence(last.call.read(), last.call.adapt(y, context.places))[1].run()
             if new is not y:
                 self.contexts[new] = context._replace(unchanged=y)
                 self.found[-1] = last._replace(output=weakref.ref(new))
             return new
         return y
 
-    def change_divided(self, y: Tensor, change: ChangeHandler) -> Tensor:
+    def change_divided(self, y: Tensor) -> Tensor:
         """Return what interventions make of a changed output whose rows were multiplied to y: of the unchanged one, anew."""
         context, self.divided = self.divided, None
         assert context is not None
@@ -87,7 +84,7 @@ class ChangeableContexts(LinearContexts):
         assert isinstance(call, LinearCall)
         assert unchanged is not None
         try:
-            new = change(call.read(), call.adapt(unchanged, context.places))[1].run()
+            new = change_recurrence(call.read(), call.adapt(unchanged, context.places))[1].run()
         except UnreadableError:  # must not stop the model, which goes on with the changed output, multiplied
             call.keeps_scale = True
             return y

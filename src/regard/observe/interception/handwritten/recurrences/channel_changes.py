@@ -1,6 +1,5 @@
 """The states of a loop over vectors, which interventions change in the tensor that joins them."""
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -8,7 +7,7 @@ from torch import Tensor
 
 from regard.map.implicit_map import ImplicitMap
 from regard.observe.interception.attention_call import CallAdapter, adapt_entries, build_plain_call
-from regard.observe.interception.call_dispatch import explain_error, report_unchangeable
+from regard.observe.interception.call_dispatch import change_recurrence, explain_error, report_unchangeable
 from regard.observe.interception.handwritten.recurrences.channel_recurrence import read_loop_factors
 from regard.observe.interception.handwritten.recurrences.channel_states import JoinedChannels
 from regard.observe.interception.handwritten.recurrences.loop_recurrence import KERNEL
@@ -20,9 +19,7 @@ NO_GRADIENTS = "it is a loop over vectors, which is changed without gradients al
 SHARED = "several batch rows or channels share the states of its loop, which stay unchanged"
 
 
-def change_channels(
-    found: JoinedChannels, y: Tensor, change: Callable[[RecurrenceCall, CallAdapter], tuple[RecurrenceCall, CallAdapter]]
-) -> Tensor:
+def change_channels(found: JoinedChannels, y: Tensor) -> Tensor:
     """Return what interventions make of y, the joined states of a loop over vectors."""
     try:
         with disable_modes():
@@ -30,7 +27,7 @@ def change_channels(
     except Exception as error:  # must not stop the model
         report_unchangeable(KERNEL.format(found.loop.function), explain_error(error))
         return y
-    new: Tensor = change(call, adapter)[1].run()
+    new: Tensor = change_recurrence(call, adapter)[1].run()
     return new
 
 

@@ -4,7 +4,7 @@ Where nothing but that tensor uses the rows, it is the layer's output, and a cha
 """
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from regard.observe.interception.attention_call import CallAdapter, adapt_entries, build_plain_call
-from regard.observe.interception.call_dispatch import explain_error, report_unchangeable
+from regard.observe.interception.call_dispatch import change_recurrence, explain_error, report_unchangeable
 from regard.observe.interception.function_roles import strip_affixes
 from regard.observe.interception.handwritten.products.score_form import COPIES, PERMUTES, VIEWS
 from regard.observe.interception.handwritten.products.tensor_axes import AxisTable
@@ -29,7 +29,6 @@ STEPS = "the steps of its loop are modules of their own, which may use its rows,
 COPY = "its loop goes on from a copy of a state, or from one that nothing in this block has left, and stays unchanged"
 CUT = "its states are cut from their gradients between two tokens, so that those of its entries are not known"
 SHARED = "several batch rows or heads share the rows of its loop, which stay unchanged"
-ChangeHandler = Callable[[RecurrenceCall, CallAdapter], tuple[RecurrenceCall, CallAdapter]]
 
 
 class JoinedRows(NamedTuple):
@@ -99,7 +98,7 @@ class LoopOutputs:
             self.joined = found
 
 
-def change_rows(found: JoinedRows, table: AxisTable, y: Tensor, change: ChangeHandler) -> Tensor:
+def change_rows(found: JoinedRows, table: AxisTable, y: Tensor) -> Tensor:
     """Return what interventions make of y, which holds the rows of a loop; y itself if they were written into it."""
     loop = found.loop
     try:
@@ -111,7 +110,7 @@ def change_rows(found: JoinedRows, table: AxisTable, y: Tensor, change: ChangeHa
         report_unchangeable(name_kernel(loop), loop.unchangeable)
         return y
     loop.changeable_reads, loop.unchangeable = len(loop.reads), IN_PARTS
-    new: Tensor = change(call, adapter)[1].run()
+    new: Tensor = change_recurrence(call, adapter)[1].run()
     return new if new is y or not found.in_place else y.copy_(new)
 
 

@@ -21,7 +21,6 @@ from regard.observe.interception.handwritten.recurrences.channel_scans import Ch
 from regard.observe.interception.handwritten.recurrences.channel_states import ChannelLoop, ChannelStates
 from regard.observe.interception.handwritten.recurrences.followed_function import MIXES, FollowedFunction, Mixture
 from regard.observe.interception.handwritten.recurrences.fourier_convolutions import TRANSFORMS, FourierConvolutions
-from regard.observe.interception.handwritten.recurrences.loop_outputs import ChangeHandler
 from regard.observe.interception.handwritten.recurrences.outer_products import OUTER, expand_value, is_outer_product
 from regard.observe.interception.handwritten.recurrences.running_sums import RunningSums
 from regard.observe.interception.handwritten.recurrences.state_layouts import (
@@ -191,13 +190,13 @@ class LoopTracker:
             log.put(y, trace._replace(factors=factors, is_exponential=core == "exp"))
             log.decay_shapes |= {y.shape} if core == "exp" else set()
 
-    def change_rows(self, frame: ModuleFrame, y: Tensor, change: ChangeHandler) -> Tensor:
+    def change_rows(self, frame: ModuleFrame, y: Tensor) -> Tensor:
         """Return what interventions make of y, the joined rows of a loop."""
         channels, self.outputs.channels = self.outputs.channels, None
         if channels is not None:
             self.outputs.joined = None
-            return change_channels(channels, y, change)
-        return self.log.change_rows(frame, y, change)
+            return change_channels(channels, y)
+        return self.log.change_rows(frame, y)
 
     def take_channel_loops(self, frame: ModuleFrame) -> tuple[list[ChannelLoop], list[ChannelScan]]:
         """Return the loops and the scans over vectors of a module that ends, and forget them."""

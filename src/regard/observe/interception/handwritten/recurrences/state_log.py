@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from regard.observe.interception.handwritten.products.tensor_axes import AxisTable
-from regard.observe.interception.handwritten.recurrences.loop_outputs import ChangeHandler, LoopOutputs, change_rows
+from regard.observe.interception.handwritten.recurrences.loop_outputs import LoopOutputs, change_rows
 from regard.observe.interception.handwritten.recurrences.state_loop import (
     CHANGED,
     START,
@@ -153,12 +153,12 @@ class StateLog:
             return id(frame.module) == loop.left.module
         return loop.has_several_tokens or id(frame.module) in self.read_modules
 
-    def change_rows(self, frame: ModuleFrame, y: Tensor, change: ChangeHandler) -> Tensor:
+    def change_rows(self, frame: ModuleFrame, y: Tensor) -> Tensor:
         """Return what interventions make of y, the joined rows of a loop, if it is recorded when a module ends."""
         found, self.outputs.joined = self.outputs.joined, None
         if found is None or not (self.is_whole(found.loop, frame) and is_map(found.loop, frame)):
             return y
-        return change_rows(found, self.table, y, change)
+        return change_rows(found, self.table, y)
 
     def end_loop(self, loop: StateLoop, frame: ModuleFrame) -> None:
         """Follow the state that a recorded loop of a module has left, which another call may continue."""
