@@ -17,7 +17,7 @@ from regard.observe.interception.call_dispatch import change_recurrence, report_
 from regard.observe.interception.function_roles import strip_affixes
 from regard.observe.interception.handwritten.linear.linear_call import LinearCall
 from regard.observe.interception.handwritten.linear.linear_contexts import LinearContexts
-from regard.observe.interception.handwritten.linear.linear_outputs import SUMS, PlacedEntries, is_deflated
+from regard.observe.interception.handwritten.linear.linear_outputs import SUMS, PlacedEntries
 from regard.observe.interception.handwritten.linear.running_chunks import UNCHANGED
 from regard.observe.interception.handwritten.linear.unnormalized_call import ActivatedCall
 from regard.observe.interception.handwritten.products.score_form import (
@@ -31,7 +31,7 @@ from regard.observe.interception.handwritten.products.score_form import (
 )
 from regard.observe.interception.handwritten.products.tensor_axes import AxisTable
 from regard.observe.interception.plain_tensors import UnreadableError
-from regard.observe.interception.provenance import LIKE_ANOTHER, ModuleFrame
+from regard.observe.interception.provenance import ModuleFrame, is_in_place
 from regard.observe.interception.thread_state import STATE
 
 BOUNDS = {"clamp", "clamp_min", "clamp_max", "clip", "maximum", "minimum", "max", "min", "where", "abs", "relu", "threshold"}
@@ -91,18 +91,16 @@ class ChangeableContexts(LinearContexts):
         self.contexts[new] = context
         return new
 
-    def follow_function(self, func: Callable[..., Any], name: str, args: Any, kwargs: Any, result: Any) -> None:
+    def follow_context(
+        self, func: Callable[..., Any], name: str, core: str, args: Any, kwargs: Any, place: int, result: Any
+    ) -> None:
         """Follow an output through a function, beside what it is without interventions if these have changed it."""
-        read = args[:1] if strip_affixes(name) in LIKE_ANOTHER else args
-        place = next((n for n, x in enumerate(read) if isinstance(x, Tensor) and x in self.contexts), None)
-        if place is None:
-            return
-        context, core = self.contexts[args[place]], name if name in PERMUTES else strip_affixes(name)
+        context = self.contexts[args[place]]
         if context.unchanged is not None:
             self.follow_changed(func, name, core, args, kwargs, place, result)
             return
         before = context.call.row_scale
-        super().follow_function(func, name, args, kwargs, result)
+        super().follow_context(func, name, core, args, kwargs, place, result)
         is_multiplied = context.call.row_scale is not before and not is_in_place(name)
         if isinstance(context.call, ActivatedCall) and is_multiplied and core in PRODUCTS | QUOTIENTS:
             self.follow_sums(context, context.call, args[1 - place], result)
@@ -115,7 +113,7 @@ class ChangeableContexts(LinearContexts):
         before, after = (x.to(scale.dtype) for x in sums)
         left = after + (1 / scale - before).detach()
         assert isinstance(call.factors.mechanism, StoredMatrix)
-        makers = {*list_makers(STATE.frames, divisor)} if isinstance(divisor, Tensor) else set[str]()
+        makers = {*name_makers(STATE.frames, divisor)} if isinstance(divisor, Tensor) else set[str]()
         if not makers.isdisjoint(BOUNDS) and bool((left < (1 / scale).amin()).any()):
             return  # a bound may apply now
         is_blind = ~call.factors.mechanism.entries.any(-1)
@@ -137,8 +135,6 @@ class ChangeableContexts(LinearContexts):
             for y, places, own in every:
                 self.contexts[y] = context._replace(places=places, unchanged=own)
             return
-        if core in ("sub", "subtract") and place == 1 and is_deflated(context.call, args[0]):
-            self.found = [one for one in self.found if one.call is not context.call]
         if core in SUMS - FUSED and isinstance(result, Tensor):
             self.follow_addition(context, core, args, place, result)
             if is_in_place(name) and not place:
@@ -173,18 +169,13 @@ class ChangeableContexts(LinearContexts):
         is_factor = self.multiply_rows(context, y, by)
         factor, call.row_scale = call.row_scale, before
         if is_factor:
-            makers = {*list_makers(STATE.frames, made)} if isinstance(made, Tensor) else set[str]()
+            makers = {*name_makers(STATE.frames, made)} if isinstance(made, Tensor) else set[str]()
             call.divide_rows(factor, is_quotient or not makers.isdisjoint(DIVISIONS), not makers.isdisjoint(BOUNDS))
             call.row_scale = before * factor
         return is_factor
 
 
-def is_in_place(name: str) -> bool:
-    """Return whether a function of this name writes into its first argument."""
-    return name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
-
-
-def list_makers(frames: list[ModuleFrame], x: Tensor) -> list[str]:
+def name_makers(frames: list[ModuleFrame], x: Tensor) -> list[str]:
     """Return the names of the functions, the last first, by which a module has made a tensor of a sum."""
     found, one = list[str](), weakref.ref(x)
     for _ in range(MOST_MAKERS):

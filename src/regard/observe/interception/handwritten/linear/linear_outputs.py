@@ -66,9 +66,16 @@ class LinearOutputs:
         place = next((n for n, x in enumerate(read) if isinstance(x, Tensor) and x in self.contexts), None)
         if place is None:
             return
-        context, core = self.contexts[args[place]], name if name in PERMUTES else strip_affixes(name)
-        if core in ("sub", "subtract") and place == 1 and is_deflated(context.call, args[0]):
-            self.found = [one for one in self.found if one.call is not context.call]
+        core = name if name in PERMUTES else strip_affixes(name)
+        if core in ("sub", "subtract") and place == 1 and is_deflated(call := self.contexts[args[1]].call, args[0]):
+            self.found = [one for one in self.found if one.call is not call]
+        self.follow_context(func, name, core, args, kwargs, place, result)
+
+    def follow_context(
+        self, func: Callable[..., Any], name: str, core: str, args: Any, kwargs: Any, place: int, result: Any
+    ) -> None:
+        """Follow the output of a call, an argument at a place, through a function of a name without affixes."""
+        context = self.contexts[args[place]]
         if core in SUMS and (core not in FUSED or isinstance(context.call, ChunkedCall)) and isinstance(result, Tensor):
             self.follow_addition(context, core, args, place, result)
         elif core in PRODUCTS | QUOTIENTS and len(args) == 2 and not (core in QUOTIENTS and (place or kwargs)):

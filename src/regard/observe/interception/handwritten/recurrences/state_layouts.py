@@ -24,6 +24,7 @@ from regard.observe.interception.handwritten.recurrences.state_loop import (
     StateLoop,
     Trace,
 )
+from regard.observe.interception.provenance import is_in_place
 
 LAYOUTS = VIEWS | PERMUTES | COPIES | SLICES | {"expand", "expand_as", "broadcast_to"}
 RESHAPES = VIEWS - {"squeeze", "unsqueeze"}
@@ -32,8 +33,7 @@ RESHAPES = VIEWS - {"squeeze", "unsqueeze"}
 def follow_layout(log: StateLog, call: FollowedFunction) -> None:
     """Follow a function that changes a layout or takes parts of what is followed."""
     trace = call.find(call.args[0]) if call.args else None
-    is_in_place = call.name.endswith("_") and not call.name.endswith("__")
-    if trace is None or is_in_place:
+    if trace is None or is_in_place(call.name):
         return
     x, results = call.args[0], [call.y] if isinstance(call.y, Tensor) else list(call.y)
     is_whole = len(results) == 1 and results[0].numel() == x.numel()
