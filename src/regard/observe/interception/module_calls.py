@@ -147,7 +147,7 @@ def call_in_frame(call: Callable[..., Any], module: nn.Module, *args: Any, **kwa
             STATE.mode.report_unfinished_sums(frame)
         if STATE.frames:
             with torch._C.DisableTorchFunction():
-                STATE.mode.report_recurrence(frame)
+                STATE.mode.read_recurrences(frame)
         if frame.has_operations and (frame.multiplies_scores or can_mix_tokens(module)):
             report_token_mixer(module, frame.multiplies_scores)
         if len(STATE.frames) == 1:

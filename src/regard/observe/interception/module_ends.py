@@ -26,7 +26,7 @@ from regard.observe.interception.handwritten.unread.unread_recurrences import ME
 from regard.observe.interception.plain_tensors import disable_modes
 from regard.observe.interception.provenance import ModuleFrame
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
-from regard.observe.interception.thread_state import STATE, list_owners
+from regard.observe.interception.thread_state import STATE, Watcher, list_owners
 
 UNSEARCHED = "its operations were searched for a recurrence over tokens until one could not be read: {}"
 
@@ -72,33 +72,45 @@ class ModuleEnds:
         for trace in self.tracker.key_sums.take_unfinished(frame):
             report_missed(f"by hand: {trace.function}, mul and add", UNFOLLOWED)
 
-    def report_recurrence(self, frame: ModuleFrame) -> None:
-        """Report a recurrence over tokens that ran in a module that ends, and that was not read. A failure is reported too."""
+    def read_recurrences(self, frame: ModuleFrame) -> None:
+        """Read the convolutions of a module that ends, and its loops and scans over vectors if no map was read of them.
+
+        A recurrence that stays unread is reported, and so is a failure.
+        """
         try:
             reads = self.list_channel_reads(frame)
-            axes = find_token_axes(frame)
-            watchers = [one for one in STATE.watchers if one.may_miss(frame.module)] if axes else []
-            is_searched = bool(watchers) or (bool(axes and reads) and frame.module in self.loops.channels.modules)
-            reason, length = find_unread_recurrence(frame, axes) if is_searched else "", 0
-            for tokens in axes if not reason else []:
-                watchers = [one for one in STATE.watchers if one.may_miss(frame.module, tokens.size)]
-                if watchers and not is_searched:  # beside maps with a softmax
-                    reason, length = find_unread_recurrence(frame, [tokens]), tokens.size
-                if watchers and not reason and writes_to_memory(frame, frame.list_operations(), tokens):
-                    reason, length = MEMORY, tokens.size
-                if reason:
-                    break
+            reason, length, watchers = self.find_unread(frame, bool(reads))
             for one in self.loops.convolutions.take(frame):
                 dispatch_call("by hand: convolution", lambda: None, partial(read_convolution, one))
-            are_read = [self.read_channels(one) for one in reads] if reason else []
+            if not reason:
+                return
+            are_read = [self.read_channels(one) for one in reads]
             if any(are_read):
                 self.loops.channels.modules.add(frame.module)
                 return
-            STATE.effects += bool(reason)
-            for watcher in watchers if reason else []:
+            STATE.effects += 1
+            for watcher in watchers:
                 watcher.handle_token_mixer(frame.module, reason, length)
         except Exception as error:
             report_missed("by hand: loop or scan", UNSEARCHED.format(explain_error(error)))
+
+    def find_unread(self, frame: ModuleFrame, has_reads: bool) -> tuple[str, int, list[Watcher]]:
+        """Return why a recurrence of a module is not read yet, its length beside other maps, and who may miss it; else ""."""
+        axes = find_token_axes(frame)
+        watchers = [one for one in STATE.watchers if one.may_miss(frame.module)] if axes else []
+        is_searched = bool(watchers) or (bool(axes and has_reads) and frame.module in self.loops.channels.modules)
+        reason = find_unread_recurrence(frame, axes) if is_searched else ""
+        if reason:
+            return reason, 0, watchers
+        for tokens in axes:
+            watchers = [one for one in STATE.watchers if one.may_miss(frame.module, tokens.size)]
+            if watchers and not is_searched:  # beside maps with a softmax
+                reason = find_unread_recurrence(frame, [tokens])
+            if watchers and not reason and writes_to_memory(frame, frame.list_operations(), tokens):
+                reason = MEMORY
+            if reason:
+                return reason, tokens.size, watchers
+        return "", 0, []
 
     def list_channel_reads(self, frame: ModuleFrame) -> list[Callable[[], tuple[RecurrenceCall, CallAdapter]]]:
         """Return how the loops and the scans over vectors of a module that ends are read."""
