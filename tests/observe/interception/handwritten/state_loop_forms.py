@@ -245,6 +245,28 @@ FORMS: dict[str, tuple[Form, dict[str, object]]] = {
 }
 
 
+class SelectiveLayer(nn.Module):
+    """The projections of Mamba's selective scan, and its matrix by definition."""
+
+    def __init__(self, c: int = 7, n: int = 3) -> None:
+        super().__init__()
+        self.inner, self.delta, self.bc = nn.Linear(5, c), nn.Linear(c, c), nn.Linear(c, 2 * n)
+        self.a_log, self.d = nn.Parameter(torch.rand(c, n)), nn.Parameter(torch.ones(c))
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        u = nn.functional.silu(self.inner(x))
+        b, c = self.bc(u).chunk(2, -1)
+        return u, nn.functional.softplus(self.delta(u)), -torch.exp(self.a_log), b, c
+
+    def define(self, x: Tensor) -> Tensor:
+        """M_ij = Σ_n C_in B_jn Δ_j exp(A_n Σ_{s=j+1..i} Δ_s), for each channel."""
+        _, delta, a, b, c = self.project(x)
+        sums = delta.cumsum(1)
+        spans = (sums.unsqueeze(2) - sums.unsqueeze(1)).unsqueeze(-1)  # (b, i, j, c, 1)
+        spans = spans.where(torch.ones(x.shape[1], x.shape[1]).tril().bool()[None, :, :, None, None], torch.inf)
+        return torch.einsum("bin,bjn,bjc,bijcn->bcij", c, b, delta, (spans * a).exp())
+
+
 class LoopLayer(nn.Module):
     """A layer that projects its input to what a loop takes, and returns what that reads."""
 

@@ -119,7 +119,10 @@ def find_arguments(frame: ModuleFrame, x: Tensor) -> set[int]:
 
 
 def is_joined(frames: list[ModuleFrame], x: Tensor, over_last: bool = True) -> bool:
-    """Return whether x was joined of several tensors behind the last layer in the running frames, of features too or not."""
+    """Return whether x was joined of several tensors in the running frames, behind the last layer.
+
+    over_last: also where they are joined along the last axis, as the features of two directions are.
+    """
     makers = walk_back(frames, (weakref.ref(x), 0), lambda maker, *_: not is_end(maker))
     joins = [maker for _, _, found in makers for maker in found if maker.name in JOINS]
     return any(over_last or one.layout is None or find_joining_axis(one.layout) < len(one.layout[1]) - 1 for one in joins)

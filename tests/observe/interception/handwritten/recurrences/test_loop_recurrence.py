@@ -13,6 +13,7 @@ import regard
 from observe.interception.handwritten.state_loop_forms import (
     FORMS,
     LoopLayer,
+    SelectiveLayer,
     Tokens,
     compute_matrix,
     gate,
@@ -117,19 +118,12 @@ def test_heads_of_a_loop_may_stand_before_the_batch(order, b, h, t, is_stated):
     torch.testing.assert_close(found, model[0].expected, rtol=0, atol=EQUAL)
 
 
-class Mamba(nn.Module):
+class Mamba(SelectiveLayer):
     """A selective scan with the loop of mamba-minimal, or of mamba.py, whose states are read after it."""
 
     def __init__(self, reads_at_the_end: bool, c: int = 7, n: int = 3):
-        super().__init__()
-        self.inner, self.delta, self.bc = nn.Linear(5, c), nn.Linear(c, c), nn.Linear(c, 2 * n)
-        self.a_log, self.d = nn.Parameter(torch.rand(c, n)), nn.Parameter(torch.ones(c))
+        super().__init__(c, n)
         self.reads_at_the_end = reads_at_the_end
-
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        u = nn.functional.silu(self.inner(x))
-        b, c = self.bc(u).chunk(2, -1)
-        return u, nn.functional.softplus(self.delta(u)), -torch.exp(self.a_log), b, c
 
     def forward(self, x: Tensor) -> Tensor:
         u, delta, a, b, c = self.project(x)
@@ -146,14 +140,6 @@ class Mamba(nn.Module):
         y = torch.stack(found, dim=1)
         y = (y @ c.unsqueeze(-1)).squeeze(3) if self.reads_at_the_end else y
         return y + u * self.d
-
-    def define(self, x: Tensor) -> Tensor:
-        """M_ij = Σ_n C_in B_jn Δ_j exp(A_n Σ_{s=j+1..i} Δ_s), for each channel."""
-        _, delta, a, b, c = self.project(x)
-        sums = delta.cumsum(1)
-        spans = (sums.unsqueeze(2) - sums.unsqueeze(1)).unsqueeze(-1)  # (b, i, j, c, 1)
-        spans = spans.where(torch.ones(x.shape[1], x.shape[1]).tril().bool()[None, :, :, None, None], torch.inf)
-        return torch.einsum("bin,bjn,bjc,bijcn->bcij", c, b, delta, (spans * a).exp())
 
 
 @pytest.mark.parametrize("b", [1, 2])

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from observe.interception.handwritten.state_loop_forms import SelectiveLayer
 from observe.recording_checks import EQUAL, assert_equal, record_and_compare
 from regard.observe.interception.handwritten.unread.unread_recurrences import ROUNDS, SCAN
 
@@ -82,33 +83,18 @@ READS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-class SelectiveScan(nn.Module):
+class SelectiveScan(SelectiveLayer):
     """A selective scan as mamba.py writes it, with its parallel scan."""
 
     def __init__(self, scan: Scan, read: str, c: int = 7, n: int = 3) -> None:
-        super().__init__()
+        super().__init__(c, n)
         self.scan, self.read = scan, READS[read]
-        self.inner, self.delta, self.bc = nn.Linear(5, c), nn.Linear(c, c), nn.Linear(c, 2 * n)
-        self.a_log, self.d = nn.Parameter(torch.rand(c, n)), nn.Parameter(torch.ones(c))
-
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        u = F.silu(self.inner(x))
-        b, c = self.bc(u).chunk(2, -1)
-        return u, F.softplus(self.delta(u)), -torch.exp(self.a_log), b, c
 
     def forward(self, x: Tensor) -> Tensor:
         u, delta, a, b, c = self.project(x)
         decays = torch.exp(delta.unsqueeze(-1) * a)
         written = (delta.unsqueeze(-1) * b.unsqueeze(2)) * u.unsqueeze(-1)
         return self.read(self.scan(decays, written), c) + self.d * u
-
-    def define(self, x: Tensor) -> Tensor:
-        """M_ij = Σ_n C_in B_jn Δ_j exp(A_n Σ_{s=j+1..i} Δ_s), for each channel."""
-        _, delta, a, b, c = self.project(x)
-        sums = delta.cumsum(1)
-        spans = (sums.unsqueeze(2) - sums.unsqueeze(1)).unsqueeze(-1)  # (b, i, j, c, 1)
-        spans = spans.where(torch.ones(x.shape[1], x.shape[1]).tril().bool()[None, :, :, None, None], torch.inf)
-        return torch.einsum("bin,bjn,bjc,bijcn->bcij", c, b, delta, (spans * a).exp())
 
 
 @pytest.mark.parametrize("t", [4, 11, 16])
