@@ -18,6 +18,14 @@ def test_every_form_of_an_image_gives_its_pixels(tmp_path):
     assert (load_image(tensor / 255) == PIXELS).all()
 
 
+def test_the_pixels_are_an_array_of_their_own(tmp_path):
+    Image.fromarray(PIXELS).save(tmp_path / "one.png")
+    for form in (tmp_path / "one.png", Image.fromarray(PIXELS), PIXELS.copy(), PIXELS[..., 0].copy(), torch.tensor(PIXELS)):
+        found = load_image(form)
+        found += 1  # read-only arrays make processors of images warn
+        assert not isinstance(form, np.ndarray) or not np.shares_memory(found, form)
+
+
 def test_an_image_without_colors_is_grey():
     grey = PIXELS[..., 0]
     for form in (grey, grey[..., None], torch.tensor(grey)[None], Image.fromarray(grey)):

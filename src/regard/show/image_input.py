@@ -84,7 +84,7 @@ def convert_picture(picture: Any) -> Pixels:
         low, high = picture.getextrema()
         if not (low >= 0 and 1 < high <= MOST_8_BITS):
             return convert_array(np.asarray(picture), picture)
-    return np.asarray(picture.convert("RGB"))
+    return np.array(picture.convert("RGB"))
 
 
 def scale_integers(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -110,4 +110,4 @@ def convert_array(found: npt.NDArray[Any], value: Any) -> Pixels:
         if low < 0 or high > 1:
             numbers = (numbers - low) / (high - low) if high > low else np.full_like(numbers, 0.5)
         array = np.rint(255 * numbers).astype(np.uint8)
-    return np.ascontiguousarray(np.broadcast_to(array, (*array.shape[:2], COLORS)))
+    return np.array(np.broadcast_to(array, (*array.shape[:2], COLORS)), order="C")
