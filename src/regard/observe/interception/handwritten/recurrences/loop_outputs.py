@@ -16,6 +16,7 @@ from regard.observe.interception.call_dispatch import change_recurrence, explain
 from regard.observe.interception.function_roles import strip_affixes
 from regard.observe.interception.handwritten.products.score_form import COPIES, PERMUTES, VIEWS
 from regard.observe.interception.handwritten.products.tensor_axes import AxisTable
+from regard.observe.interception.handwritten.recurrences.learned_starts import UNCHANGED
 from regard.observe.interception.handwritten.recurrences.loop_recurrence import IN_PARTS, name_kernel, read_layout, read_loop
 from regard.observe.interception.handwritten.recurrences.state_loop import Factor, ReadTrace, StateLoop
 from regard.observe.interception.lookups import JOINS_PARTS
@@ -105,7 +106,7 @@ def change_rows(found: JoinedRows, table: AxisTable, y: Tensor) -> Tensor:
         with disable_modes():
             call, adapter = read_joined(found, table, y)
     except Exception as error:  # must not stop the model
-        is_copy = loop.initial is not None and loop.left is None
+        is_copy = loop.initial is not None and loop.left is None and not loop.starts_from_weights
         loop.unchangeable = COPY if is_copy else explain_error(error)
         report_unchangeable(name_kernel(loop), loop.unchangeable)
         return y
@@ -143,6 +144,8 @@ def read_joined(found: JoinedRows, table: AxisTable, y: Tensor) -> tuple[Recurre
     loop = found.loop
     if torch.is_grad_enabled() and loop.is_cut:
         raise UnreadableError(CUT)
+    if loop.starts_from_weights or (loop.left is not None and loop.left.weight_share is not None):
+        raise UnreadableError(UNCHANGED)
     tokens, joiner, roles = read_layout(loop, table)
     shape, size = tokens.reads[0].output.tensor.shape, tokens.reads[0].output.tensor.numel()
     places = {id(read): n for n, read in enumerate(loop.reads)}

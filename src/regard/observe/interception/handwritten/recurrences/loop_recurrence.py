@@ -20,6 +20,7 @@ from regard.observe.interception.folded_heads import find_folded_rows
 from regard.observe.interception.handwritten.ancestors.query_axes import list_axes
 from regard.observe.interception.handwritten.products.head_guesses import count_tokens, split_heads
 from regard.observe.interception.handwritten.products.tensor_axes import Axes, AxisTable
+from regard.observe.interception.handwritten.recurrences.learned_starts import READ_FIRST, leave_out_weights
 from regard.observe.interception.handwritten.recurrences.loop_check import ROUNDINGS, compare_outputs
 from regard.observe.interception.handwritten.recurrences.own_terms import (
     SCALED,
@@ -78,7 +79,13 @@ def read_loop(loop: StateLoop, table: AxisTable) -> tuple[RecurrenceCall, CallAd
     """Return a loop, which has run, as a call; its factors are read when they are asked for."""
     last = None if loop.last is None else loop.last()
     initial, left = (None if x is None else sample_state(x) for x in (loop.initial, last))
-    call = RecurrenceCall(name_kernel(loop), initial, partial(read_factors, loop, table, left), is_reported=loop.is_reported)
+    call = RecurrenceCall(
+        name_kernel(loop),
+        initial,
+        partial(read_factors, loop, table, left),
+        must_continue=not loop.starts_from_weights,
+        is_reported=loop.is_reported,
+    )
     is_changeable = loop.changeable_reads == len(loop.reads)
     return replace(call, unchangeable="" if is_changeable else loop.unchangeable or NOT_JOINED), CallAdapter(lambda: None)
 
@@ -121,7 +128,7 @@ def read_factors(loop: StateLoop, table: AxisTable, left: Tensor | None) -> Recu
     with torch.no_grad():
         compare_outputs(mechanism, values, outputs, initial, skip_size)
     loop.is_recorded = True
-    return RecurrenceFactors(mechanism, values, outputs, left)
+    return leave_out_weights(loop, RecurrenceFactors(mechanism, values, outputs, left), initial)
 
 
 def read_layout(loop: StateLoop, table: AxisTable) -> tuple[LoopTokens, TokenJoiner, Roles]:
@@ -153,11 +160,16 @@ def order_tokens(loop: StateLoop) -> LoopTokens:
         if branches.keys() == set(befores) and not any(loop.writes[place].decays for place in places):
             own = [branches[place] for place in befores]
             return LoopTokens(writes, [by_place[place] for place in own], True, [loop.writes[place] for place in own])
-    raise UnreadableError(TIMES.format(len(path), len(places)))
+    raise UnreadableError(READ_FIRST if loop.starts_from_weights else TIMES.format(len(path), len(places)))
 
 
 def check_tokens(loop: StateLoop, tokens: LoopTokens) -> None:
-    """Raise UnreadableError if a loop takes later tokens first, writes what it has read, or adds terms to scaled reads."""
+    """Raise UnreadableError if a loop takes later tokens first, writes what it has read, or adds terms to scaled reads.
+
+    Or if it corrects its values by what its keys read of parameters that it started from.
+    """
+    if loop.starts_from_weights and any(write.correction is not None for write in tokens.writes):
+        raise UnreadableError(READ_FIRST)
     decays = [[one for decay in write.decays for one in decay.sources] for write in tokens.writes]
     written = [(*write.sources, *more) for write, more in zip(tokens.writes, decays, strict=True)]
     read = [one.sources for one in tokens.reads]
@@ -296,7 +308,8 @@ def read_decays(loop: StateLoop, joiner: TokenJoiner, roles: Roles, writes: list
     Nothing is left of zeros, whatever the first decay is: it may be missing.
     """
     table, zero = joiner.table, roles.query.tensor.new_zeros(1, 1, 1, 1)
-    is_missing = len(writes) > 1 and loop.initial is None and len(writes[0].decays) != len(writes[1].decays)
+    starts_decayed = loop.initial is None or loop.starts_from_weights
+    is_missing = len(writes) > 1 and starts_decayed and len(writes[0].decays) != len(writes[1].decays)
     columns = [*zip(*(write.decays for write in writes[int(is_missing) :]), strict=False)]
     if not columns:
         return zero, None
@@ -322,6 +335,8 @@ def read_decays(loop: StateLoop, joiner: TokenJoiner, roles: Roles, writes: list
     most = total if rates is None else torch.cat([total.amax((0, 2), True) * rates, total.amin((0, 2), True) * rates])
     if bool((most > 0).any() | most.isnan().any()):
         raise UnreadableError(GROWS)
+    if is_missing and loop.starts_from_weights:  # of weights, all is left after the first token
+        return F.pad(total.expand(-1, -1, len(writes) - 1, -1), (0, 0, 1, 0)), rates
     return F.pad(total, (0, 0, 1, 0)) if is_missing and total.shape[2] > 1 else total, rates
 
 

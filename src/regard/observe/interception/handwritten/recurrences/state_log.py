@@ -165,7 +165,7 @@ class StateLog:
         self.read_modules.add(id(frame.module))
         last = None if loop.last is None else loop.last()
         if last is not None:
-            left = LeftState(id(frame.module), loop.has_rates)
+            left = LeftState(id(frame.module), loop.has_rates, loop.weight_share)
             self.leave(last, left)
             samples = self.left_samples.setdefault(id(frame.module), deque(maxlen=MAX_LEFT))
             samples.append(LeftSample(last.shape, copy_sample(last.detach()), left))

@@ -70,10 +70,14 @@ class Read(NamedTuple):
 
 
 class LeftState(NamedTuple):
-    """The recorded loop that has left a state: the id of its module, and whether its mechanism has rates."""
+    """The recorded loop that has left a state: the id of its module, and whether its mechanism has rates.
+
+    weight_share (b, h, d, e) is the part of the state that no token has written; None if there is none.
+    """
 
     module: int
     has_rates: bool
+    weight_share: Tensor | None = None
 
 
 @dataclass(eq=False)
@@ -81,10 +85,12 @@ class StateLoop:
     """The states of one loop: what was written, in order, and what was read.
 
     initial is the state before the first write, None for zeros; left says which recorded loop has left it, if one has.
+    starts_from_weights says that it was made of parameters or constants, and multiplied by the first decay already.
     """
 
     initial: Tensor | None = None
     left: LeftState | None = None
+    starts_from_weights: bool = False
     frames: list[ModuleFrame] = field(default_factory=list)  # those in which all writes were
     first_frame: ModuleFrame | None = None  # the innermost one of the first write
     shape: tuple[int, ...] = ()
@@ -98,6 +104,7 @@ class StateLoop:
     reason: str = ""  # why it cannot be read, if that is known
     has_token_weights: bool = False  # whether its decays, queries or keys depend on tokens
     has_rates: bool = False  # whether its mechanism has, once it was read
+    weight_share: Tensor | None = None  # the part of its last state that no token has written, once it was read
     is_reported: bool = True  # whether it is missed if it cannot be read
     is_recorded: bool = False  # whether it was read and its outputs were those of its formula
     is_cut: bool = False  # whether a state between two tokens was detached from its gradients

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from regard.observe.interception.handwritten.products.score_form import PRODUCTS, QUOTIENTS
 from regard.observe.interception.handwritten.recurrences.followed_function import FollowedFunction, Mixture
+from regard.observe.interception.handwritten.recurrences.learned_starts import start_loop
 from regard.observe.interception.handwritten.recurrences.outer_products import (
     add_sources,
     count_token_factors,
@@ -29,7 +30,6 @@ from regard.observe.interception.handwritten.recurrences.state_loop import (
     Write,
 )
 from regard.observe.interception.provenance import ModuleFrame
-from regard.observe.interception.recurrent.recurrence_call import copy_sample
 
 
 def follow_multiplication(log: StateLog, call: FollowedFunction) -> None:
@@ -103,8 +103,7 @@ def follow_first_sum(log: StateLog, call: FollowedFunction, args: Any, first: Tr
     elif len(products) == 1 and is_zero(other):
         write_product(log, frames, log.start(y, StateLoop()), products[0], y)
     elif len(products) == 1 and is_sure and isinstance(other, Tensor) and other.shape == y.shape:
-        initial = copy_sample(other) if bool(other.any()) else None  # of an unknown state, which no map starts from
-        write_product(log, frames, log.start(y, StateLoop(initial)), products[0], y)
+        write_product(log, frames, log.start(y, start_loop(frames[-1], other)), products[0], y)
 
 
 def follow_mixture(log: StateLog, call: FollowedFunction, mix: Mixture) -> None:
