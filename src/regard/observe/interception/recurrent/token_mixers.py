@@ -14,6 +14,7 @@ from regard.observe.interception.recurrent.recurrences import CLASSES, is_recurr
 from regard.observe.interception.thread_state import STATE
 
 UNREAD = "it mixes tokens without a softmax, by code that regard does not know"
+SCORES = "it multiplies scores with values in a way that is not followed, and no softmax of these over tokens was seen"
 UNFOLLOWED = "it is called attention and projects queries, but no known kernel and no product of weights with values was seen"
 ATTENTION = re.compile("att(entio)?n|attend", re.IGNORECASE)
 ATTENTION_PLACE = re.compile(r"((self|cross|linear)_?)?(attn|attention)\d*", re.IGNORECASE)  # the whole last name of a path
@@ -65,7 +66,7 @@ def report_token_mixer(module: nn.Module, multiplies_scores: bool = False) -> No
     class_name = type(module).__name__
     is_recurrent = is_recurrent_name(class_name)
     is_named = is_recurrent or is_attention_name(class_name)
-    reason = UNREAD if multiplies_scores or is_recurrent else UNFOLLOWED
+    reason = UNREAD if is_recurrent else SCORES if multiplies_scores else UNFOLLOWED
     for watcher in STATE.watchers:
         path = watcher.names.get(id(module))
         if path is not None and (is_named or is_attention_place(path.rpartition(".")[2], module, multiplies_scores)):
