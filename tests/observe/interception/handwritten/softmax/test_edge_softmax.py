@@ -15,7 +15,7 @@ from observe.recording_checks import record_and_compare
 from regard.observe.attention_changes import CutEdges, KnockOut, Temperature
 from regard.observe.interception.handwritten import handwritten_call
 from regard.observe.interception.handwritten.handwritten_call import SPARSE, UNFOLLOWED
-from regard.observe.interception.handwritten.softmax.edge_call import CHANGED, GRAPH, PICKED
+from regard.observe.interception.handwritten.softmax.edge_call import CHANGED, EDGE_KEYS, GRAPH
 from regard.observe.interception.handwritten.softmax.edge_softmax import EDGES
 from regard.observe.intervene import intervene
 from regard.observe.record import record
@@ -629,11 +629,19 @@ def test_sums_may_be_those_of_segments(has_offsets):
 
 
 @pytest.mark.parametrize("scores", [False, True])
-@pytest.mark.parametrize(("picks", "sums"), [(True, False), (False, True), (True, True)])
-def test_an_index_in_a_matrix_of_zeros_and_ones_is_missed(picks, sums, scores):
-    recording = record_module(OneHotAttention(picks, sums, scores), missing=True)
+@pytest.mark.parametrize("picks", [False, True])
+def test_sums_by_a_matrix_of_zeros_and_ones_are_missed(picks, scores):
+    recording = record_module(OneHotAttention(picks, True, scores), missing=True)
     assert not recording.calls
-    assert [(one.module, one.reason) for one in recording.missed] == [("0", UNFOLLOWED if sums else PICKED)]
+    assert [(one.module, one.reason) for one in recording.missed] == [("0", UNFOLLOWED)]
+
+
+@pytest.mark.parametrize("scores", [False, True])
+def test_values_that_a_matrix_of_zeros_and_ones_picks_are_those_of_edges(scores):
+    recording = record_module(OneHotAttention(True, False, scores), missing=False)
+    (call,), (note,) = recording.calls, recording.notes
+    assert EDGE_KEYS in note
+    assert call.map.shape == (1, 1, NODES, EDGE_COUNT)
 
 
 @pytest.mark.parametrize("divides_first", [False, True])
@@ -680,9 +688,19 @@ def test_heads_may_be_joined_before_the_sum(dtype):
 
 
 @pytest.mark.parametrize("name", SUMS)
-def test_values_that_differ_from_edge_to_edge_are_missed(name):
-    recording = record_module(GraphAttention(SUMS[name], adds_edges=True), missing=True)
-    assert [(one.module, one.reason) for one in recording.missed] == [("0", PICKED)]
+def test_edges_with_values_of_their_own_are_the_keys(name):
+    module = GraphAttention(SUMS[name], adds_edges=True).double()
+    x = torch.randn(NODES, C, dtype=torch.float64)
+    recording, output = record_and_compare(nn.Sequential(module), lambda m: m(x), keep="values")
+    (call,), (note,) = recording.calls, recording.notes
+    assert EDGE_KEYS in note
+    assert (call.kind, call.map.shape) == ("cross", (1, H, NODES, EDGE_COUNT))
+    expected = torch.zeros(H, NODES, EDGE_COUNT, dtype=torch.float64)
+    for node in RECEIVERS.unique():
+        mine = (node == RECEIVERS).nonzero().squeeze(-1)
+        expected[:, node, mine] = module.scores[mine].softmax(0).mT
+    torch.testing.assert_close(call.map.dense()[0], expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close((expected @ call.stored.v[0]).mean(0), output, rtol=1e-12, atol=1e-12)
 
 
 def test_means_over_the_neighbors_are_missed():

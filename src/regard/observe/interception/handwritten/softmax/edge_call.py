@@ -15,7 +15,10 @@ from regard.observe.interception.lookups import MASKS, read_rows
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.thread_state import STATE
 
-PICKED = "its keys are the neighbors of each node of a graph, whose values are not picked by an index"
+EDGE_KEYS = (
+    "its keys are the entries that an index sums, in their order, as the edges of a graph: each has values of its own, which "
+    "no index picked from nodes"
+)
 CHANGED = "its keys are the neighbors of each node of a graph, whose index was written into after it picked the values"
 GRAPH = "its keys are the neighbors of each node of a graph"
 
@@ -36,7 +39,7 @@ class EdgeMatrix(NamedTuple):
 
     `order` are the dimensions of the values that are batch, heads, edges and width, in this order, and `shape` is that of the
     result with a dimension for each of them: receivers in place of edges. `build` computes the weights that were multiplied,
-    with gradients.
+    with gradients. `note` says what the keys are.
     """
 
     weights: Tensor
@@ -44,6 +47,7 @@ class EdgeMatrix(NamedTuple):
     order: list[int]
     shape: list[int]
     build: Callable[[], Tensor]
+    note: str
 
     def read_context(self, result: Tensor) -> Tensor:
         """Return a result of the sum as contexts (b, h, q, d)."""
@@ -109,14 +113,17 @@ def build_edge_matrix(
 ) -> EdgeMatrix:
     """Return the weights of edges as a matrix, several edges between two nodes added up, and the values of all senders.
 
-    The matrix is of the weights before dropout, if they were dropped. A value that no edge has is 0. Raises UnreadableError if
-    the edges are not known, do not give the result, or would take more than `limit` bytes.
+    If no index picked the values, the keys are the edges. The matrix is of the weights before dropout, if they were dropped. A
+    value that no edge has is 0. Raises UnreadableError if the edges are not known, do not give the result, or would take more
+    than `limit` bytes.
     """
     if edges is None or weights.dim() != edges.values.dim() or (undropped is not None and undropped.shape != weights.shape):
         raise UnreadableError(EDGES)
     values, axis, receivers = edges.values, edges.axis, edges.receivers
     edge_count = values.shape[axis]
-    senders, count = find_senders(edges.values, edge_count)
+    found_senders = find_senders(edges.values, edge_count, math.prod(values.shape[:axis]))
+    every_edge = torch.arange(edge_count, device=values.device), edge_count
+    senders, count = every_edge if found_senders is None else found_senders
     heads = [n for n in range(axis + 1, weights.dim()) if weights.shape[n] > 1]
     width = [n for n in range(axis + 1, weights.dim()) if weights.shape[n] == 1]
     b, h, d = (math.prod(values.shape[n] for n in axes) for axes in (range(axis), heads, width))
@@ -128,8 +135,6 @@ def build_edge_matrix(
     shape = [n if place <= axis else m for place, (n, m) in enumerate(zip(values.shape, weights.shape, strict=True))]
     degree = max(int(one.bincount().amax()) for one in receivers.view(-1, edge_count))
     if max(senders.dim(), receivers.dim()) > 1:
-        if senders.dim() > 1 and len(senders) != b:
-            raise UnreadableError(PICKED)
         senders, receivers = (x.expand(b, -1) for x in (senders, receivers))
     places = (receivers * count + senders).view(-1, 1, edge_count).expand(b, h, -1)
 
@@ -140,7 +145,8 @@ def build_edge_matrix(
     matrix, picked = build_matrix(weights.detach()), values.to(dtype).permute(order).reshape(b, h, edge_count, d)
     values_of_senders = gather_first(picked, senders.view(-1, 1, edge_count).expand(b, h, -1), count)
     order_of_result = [*values.shape[:axis], nodes, *values.shape[axis + 1 :]]
-    found = EdgeMatrix(matrix, values_of_senders, order, order_of_result, lambda: build_matrix(weights))
+    note = EDGE_KEYS if found_senders is None else GRAPH
+    found = EdgeMatrix(matrix, values_of_senders, order, order_of_result, lambda: build_matrix(weights), note)
     v = values_of_senders.detach()
     eps = max(torch.finfo(values.dtype).eps, torch.finfo(result.dtype).eps)
     bound = eps * (8 + degree) * (matrix.abs() @ v.abs())
@@ -159,8 +165,11 @@ def gather_first(x: Tensor, places: Tensor, count: int) -> Tensor:
     return x.gather(2, first.clamp(min=0).expand(-1, -1, -1, x.shape[3])).masked_fill(first < 0, 0)
 
 
-def find_senders(values: Tensor, edge_count: int) -> tuple[Tensor, int]:
-    """Return the sender of each edge, by the index that picked its values, and how many nodes it was picked from."""
+def find_senders(values: Tensor, edge_count: int, b: int) -> tuple[Tensor, int] | None:
+    """Return the sender of each edge, (edges,) or (b, edges), by the index that picked its values, and how many nodes it has.
+
+    None if no index picked them. Raises UnreadableError if the index has changed since.
+    """
     found = (skip_layouts(frame, weakref.ref(values)) for frame in reversed(STATE.frames))  # a module around may have picked
     maker = next((one for one in found if one is not None), None)
     lookup = None if maker is None else maker.lookup
@@ -168,5 +177,5 @@ def find_senders(values: Tensor, edge_count: int) -> tuple[Tensor, int]:
         raise UnreadableError(CHANGED)
     index = None if lookup is None else lookup.read_index()
     if lookup is None or index is None or index.shape[-1] != edge_count or not values.numel():
-        raise UnreadableError(PICKED)
-    return index % lookup.size, lookup.size
+        return None
+    return (index % lookup.size, lookup.size) if index.dim() == 1 or len(index) == b else None
