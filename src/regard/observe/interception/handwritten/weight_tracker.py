@@ -61,7 +61,7 @@ class WeightTracker(ScoreTracker):
             values = [v for v in values if id(weakref.ref(x)) not in find_ancestors(frames[-1:], v)]
         shared = not trace.pairs and any(shares_values(self, frames, trace, x, v) for v in values)
         if values:
-            is_broadcast = y.numel() > min(trace.size, values[0].numel())
+            is_broadcast = y.numel() > min(trace.size, values[0].numel()) or trace.is_by_channel
             factors = (x, values[0]) if len(tensors) == 2 and is_broadcast else None  # else they may be a mask too
             writes = count_writes(factors) - any(y is one for one in factors or ())
             self.follow(y, trace._replace(kind=TraceKind.WEIGHTED, shared=shared, factors=factors, writes=writes), name)

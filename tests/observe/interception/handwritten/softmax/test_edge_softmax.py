@@ -435,8 +435,9 @@ class VectorAttention(nn.Module):
         self.add = add
 
     def forward(self, x: Tensor) -> Tensor:
-        e = self.score(self.query(x)[RECEIVERS] - self.key(x)[SENDERS]).exp()
-        return self.add(divide_by_sums(e, self.add, RECEIVERS, NODES) * self.value(x)[SENDERS], RECEIVERS, NODES)
+        self.scores = self.score(self.query(x)[RECEIVERS] - self.key(x)[SENDERS])
+        weights = divide_by_sums(self.scores.exp(), self.add, RECEIVERS, NODES)
+        return self.add(weights * self.value(x)[SENDERS], RECEIVERS, NODES)
 
 
 class Pooling(nn.Module):
@@ -449,7 +450,7 @@ class Pooling(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x[torch.arange(NODES - 2)] if self.keeps_index else x[torch.arange(2 * NODES - 4).view(2, -1)[0]]
         graphs = torch.arange(len(x)) % GRAPHS
-        scores = self.score(x)
+        self.scores = scores = self.score(x)
         e = (scores - self.add(scores, graphs, GRAPHS)[graphs]).exp()
         return self.add(divide_by_sums(e, self.add, graphs, GRAPHS) * x, graphs, GRAPHS)
 
@@ -716,14 +717,25 @@ def test_a_graph_whose_matrix_is_too_large_is_missed(monkeypatch):
 
 
 @pytest.mark.parametrize("name", SUMS)
-def test_attention_of_a_graph_with_a_weight_for_each_channel_is_missed(name):
-    recording = record_module(VectorAttention(SUMS[name]), missing=True)
-    assert [(one.module, one.reason) for one in recording.missed] == [("0", EDGES)]
+def test_a_weight_for_each_channel_is_a_head(name):
+    check_map(VectorAttention(SUMS[name]))
 
 
 @pytest.mark.parametrize("name", SUMS)
-@pytest.mark.parametrize("part", [Pooling, partial(Pooling, keeps_index=False), ClusterPooling, GaussianFilter])
-def test_pooling_and_filters_by_an_index_are_no_attention(part, name):
+@pytest.mark.parametrize("keeps_index", [False, True])
+def test_pooling_by_an_index_has_a_query_for_each_graph(keeps_index, name):
+    module = Pooling(SUMS[name], keeps_index).double()
+    recording, _ = record_and_compare(nn.Sequential(module), lambda m: m(torch.randn(NODES, C, dtype=torch.float64)))
+    (call,) = recording.calls
+    expected = torch.zeros(GRAPHS, NODES, dtype=torch.float64)
+    for graph in range(GRAPHS):
+        expected[graph, graph : NODES - 2 : GRAPHS] = module.scores[graph::GRAPHS, 0].softmax(0)
+    torch.testing.assert_close(call.map.dense()[0, 0], expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", SUMS)
+@pytest.mark.parametrize("part", [ClusterPooling, GaussianFilter])
+def test_filters_by_an_index_are_no_attention(part, name):
     with torch.no_grad():
         recording = record_module(part(SUMS[name]), missing=False)
     assert not recording.calls

@@ -1,4 +1,4 @@
-"""Softmaxes over the edges of a graph: exponentials of scores of picked tokens, summed by an index for each node."""
+"""Softmaxes over the edges of a graph, or its nodes: exponentials of scores, summed by an index for each node or graph."""
 
 import math
 import weakref
@@ -25,7 +25,7 @@ class EdgeExponentials:
         self.weighted = WeakTensorKeyDictionary()
 
     def find(self, frame: ModuleFrame, tensors: list[Tensor], is_softmax: Callable[[Tensor], bool]) -> Tensor | None:
-        """Return the exponentials of scores of edges that a sum by an index has among its arguments; None if there are none.
+        """Return the exponentials of scores of edges or of tokens that a sum by an index has among its arguments, or None.
 
         Those that are multiplied with values count where they have been summed, or are a softmax already.
         """
@@ -34,12 +34,12 @@ class EdgeExponentials:
                 continue
             e = find_exponentials(frame, weakref.ref(x))
             if e is not None:
-                return e if scores_edges(frame, weakref.ref(e)) else None
+                return e if frame.find_contents(weakref.ref(e)) == TOKEN else None
             for factor in list_factors(frame, weakref.ref(x)):
                 e = find_exponentials(frame, factor)
                 if e is not None:
                     self.weighted[e] = True
-                    if is_softmax(e) and scores_edges(frame, weakref.ref(e)):
+                    if is_softmax(e) and frame.find_contents(weakref.ref(e)) == TOKEN:
                         return e
         return None
 
