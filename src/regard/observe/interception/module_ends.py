@@ -45,6 +45,8 @@ class ModuleEnds:
             if not loop.is_reported and not can_read_loop(loop, log.table):
                 continue
             outputs = [one.made for one in loop.list_outputs()]
+            if self.tracker.linear.reads_for_chunks(frame, outputs) and not can_read_loop(loop, log.table):
+                continue  # the chunks are read or reported
             read = partial(note_division, frame, outputs, partial(read_loop, loop, log.table))
             dispatch_call(name_kernel(loop), lambda: None, read)
             if loop.is_recorded:

@@ -21,6 +21,7 @@ from regard.observe.interception.handwritten.linear.linear_product import Linear
 from regard.observe.interception.handwritten.linear.linear_scores import (
     CHAINED,
     are_of_all_tokens,
+    are_only_multiplied,
     fills_with_zeros,
     find_roles_of_one_token,
     find_roles_of_scores,
@@ -223,15 +224,18 @@ class ProductTracker(WeightTracker):
         return None
 
     def follow_chunk_of_one(self, made: LinearProduct) -> bool:
-        """Follow the scores of chunks of one token, times values, beside which a layer keeps a state; return whether they are.
+        """Follow the scores of chunks of one token, times values, beside which a layer keeps a state; return whether it may.
 
-        They are masked as those of longer chunks, or stand beside these, as the last one of an odd number of tokens.
+        They are masked as those of longer chunks, or stand beside these, as the last one of an odd number of tokens. Others
+        that are multiplied by a tensor are only chunks if what they are added to is a product of tokens.
         """
-        frame = made.frames[-1]
-        is_chunk = fills_with_zeros(made.trace.form) or self.linear.has_chunks(frame)
-        roles = find_roles_of_one_token(made, self.table) if is_chunk and max(frame.list_lengths(), default=1) > 1 else None
+        frame, is_multiplied = made.frames[-1], are_only_multiplied(made.trace.form)
+        is_sure = (is_multiplied and fills_with_zeros(made.trace.form)) or self.linear.has_chunks(frame)
+        may_be_chunk = (is_sure or is_multiplied) and max(frame.list_lengths(), default=1) > 1
+        roles = find_roles_of_one_token(made, self.table) if may_be_chunk else None
         if roles is not None:
-            self.linear.start_chunk(made, roles)
+            frame.multiplies_scores |= not is_sure
+            self.linear.start_chunk(made, roles, is_sure)
             self.drop(made.y)
         return roles is not None
 

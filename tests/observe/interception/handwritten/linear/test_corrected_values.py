@@ -1,5 +1,7 @@
 """Delta rules in chunks of tokens are one recurrence over all tokens with the layer's own values, or are missed."""
 
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +11,7 @@ from observe.interception.handwritten.chunk_forms import ChunkLayer, gate_in_a_l
 from observe.recording_checks import assert_equal, record_and_compare
 from regard.map.linear_recurrence import LinearRecurrence
 from regard.observe.interception.handwritten.linear.corrected_values import CORRECTED
+from regard.observe.interception.handwritten.recurrences.loop_recurrence import GROWS
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 B, H, D, E, C, N = 2, 3, 5, 7, 6, 4
@@ -131,6 +134,34 @@ def test_a_delta_rule_in_chunks_has_the_matrix_of_the_layers_own_values(form, t,
     assert_equal(recording.values(0, kind="implicit"), layer.parts[2])
     assert_equal(found.dense(), compute_matrix(*layer.parts, form is correct_with_decays))
     assert_equal(found.dense() @ layer.parts[2], layer.output.detach())
+
+
+@pytest.mark.parametrize("form", [correct, correct_with_decays, correct_before_outputs])
+def test_chunks_of_one_token_are_recorded_and_nothing_of_them_is_missed(form, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "N", 1)
+    layer = DeltaLayer(form)
+    recording, _ = record_and_compare(nn.Sequential(layer), lambda m: m(torch.randn(B, 11, C)), keep="values")
+    assert len(recording.calls) == 1
+    assert_equal(recording.values(0, kind="implicit"), layer.parts[2])
+    assert_equal(recording.map(0, kind="implicit").dense(), compute_matrix(*layer.parts, form is correct_with_decays))
+
+
+def test_a_loop_of_which_chunks_make_their_values_by_a_layer_is_missed_beside_them():
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens, self.other = nn.Linear(C, C), ChunkLayer(gate_in_a_loop, 2, 3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y, state, rows = self.tokens(x), x.new_zeros(B, C, C), []
+            for i in range(x.shape[1]):
+                state = 1.5 * state + y[:, i, :, None] * x[:, i, None]
+                rows.append((y[:, i, None] @ state).squeeze(1))
+            return self.other.mix(self.other.project(torch.stack(rows, 1)))
+
+    recording, _ = record_and_compare(Two(), lambda m: m(torch.randn(B, 12, C)), missing=True)
+    assert len(recording.calls) == 1
+    assert [one.reason for one in recording.missed] == [GROWS]
 
 
 def test_what_is_written_otherwise_by_what_the_state_holds_is_missed():

@@ -66,6 +66,8 @@ def join_loop(parts: list[FoundCall], has_others: bool) -> list[FoundCall]:
         return parts
     if isinstance(first.call, ChunkedCall):
         loop = ChunkedLoop(tuple(call for call in calls if isinstance(call, ChunkedCall)))
+        if not any(one.is_sure for one in loop.calls):
+            return []
         return [first._replace(call=loop, chunk=None)] if loop.has_all_tokens() else parts
     call, reason = None, first.reason or UNJOINED
     try:

@@ -64,6 +64,7 @@ class ChunkedCall:
     added: "list[weakref.ref[Tensor]]" = field(default_factory=list)  # what was added to its output
     states: list[Tensor] = field(default_factory=list)  # arguments of the module that may be the state before the first chunk
     sources: list[Tensor] | None = None  # what its values were made of, if also of those of earlier chunks, or of its keys
+    is_sure: bool = True  # whether it is one of chunks, or else has to be added to a product of tokens
 
     @property
     def rows(self) -> Axes:

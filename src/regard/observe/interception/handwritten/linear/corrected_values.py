@@ -25,7 +25,7 @@ CORRECTED = (
 )
 
 
-def list_refs(frame: ModuleFrame, x: Tensor, passes_products: bool = True) -> list[TensorRef]:
+def list_refs(frame: ModuleFrame, x: Tensor | TensorRef, passes_products: bool = True) -> list[TensorRef]:
     """Return the tensors that a tensor was made of in a module behind its layers, or its last products, itself first."""
 
     def is_behind_layers(maker: Operation, n: int, size: int) -> bool:
@@ -33,7 +33,8 @@ def list_refs(frame: ModuleFrame, x: Tensor, passes_products: bool = True) -> li
             return maker.child is None
         return passes_products and all(frame.find_contents(one) == TOKEN for one in maker.given)
 
-    return [one for _, (one, _), _ in walk_back([frame], (weakref.ref(x), 0), is_behind_layers)]
+    start = weakref.ref(x) if isinstance(x, Tensor) else x
+    return [one for _, (one, _), _ in walk_back([frame], (start, 0), is_behind_layers)]
 
 
 def list_sources(frame: ModuleFrame, x: Tensor) -> list[Tensor]:

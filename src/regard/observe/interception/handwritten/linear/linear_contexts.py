@@ -13,7 +13,7 @@ from regard.observe.interception.handwritten.ancestors.windows import list_joine
 from regard.observe.interception.handwritten.linear.chunk_loops import FoundCall, join_loops
 from regard.observe.interception.handwritten.linear.chunked_attention import ChunkedCall
 from regard.observe.interception.handwritten.linear.chunked_attention import start_call as start_chunked_call
-from regard.observe.interception.handwritten.linear.corrected_values import are_corrected, list_sources
+from regard.observe.interception.handwritten.linear.corrected_values import are_corrected, list_refs, list_sources
 from regard.observe.interception.handwritten.linear.linear_attention import (
     ChainRoles,
     are_projected_tokens,
@@ -62,6 +62,12 @@ class LinearContexts(LinearOutputs):
         parts = [(one, one.call.added if isinstance(one.call, ChunkedCall) else []) for one in self.found]
         self.found = [one for one, added in parts if known.isdisjoint(map(id, (one.output, *added)))]
 
+    def reads_for_chunks(self, frame: ModuleFrame, outputs: "list[weakref.ref[Tensor]]") -> bool:
+        """Return whether chunks of a module add what a loop read, and have values, as of a delta rule, made of the rest."""
+        chunks = [one.call for one in self.found if isinstance(one.call, ChunkedCall) and one.frame() is frame]
+        made = {id(one) for chunk in chunks for x in (*chunk.added, chunk.made[0]) for one in list_refs(frame, x)}
+        return bool(chunks) and all(id(x) in made for x in outputs)
+
     def start_call(self, made: LinearProduct, has_softmax: bool = False) -> bool:
         """Start a call if a product is of queries with products of keys with values; return whether it is.
 
@@ -109,7 +115,7 @@ class LinearContexts(LinearOutputs):
         """Add a call with output y that a function of this name completes and that cannot be read."""
         self.found.append(FoundCall(weakref.ref(frames[-1]), name_kernel(name), None, reason, output=weakref.ref(y)))
 
-    def start_chunk(self, made: LinearProduct, roles: ChainRoles) -> None:
+    def start_chunk(self, made: LinearProduct, roles: ChainRoles, is_sure: bool = True) -> None:
         """Start a call of masked scores of chunks of tokens that are multiplied with values."""
         try:
             lengths = list_token_lengths(made.frames[-1], self.table, roles)
@@ -117,6 +123,7 @@ class LinearContexts(LinearOutputs):
         except UnreadableError as error:
             self.miss_call(made.frames, made.name, str(error), made.y)
         else:
+            call.is_sure = is_sure
             call.earlier = self.list_ancestors(made.frames, [roles.q, roles.k, roles.v])
             self.find_states(made.frames[-1], call, roles.k)
             self.add_call(made, call, places)
@@ -138,7 +145,7 @@ class LinearContexts(LinearOutputs):
 
     def has_chunks(self, frame: ModuleFrame) -> bool:
         """Return whether a module has multiplied scores of chunks of tokens with values."""
-        return any(isinstance(one.call, ChunkedCall) and one.frame() is frame for one in self.found)
+        return any(isinstance(one.call, ChunkedCall) and one.call.is_sure and one.frame() is frame for one in self.found)
 
     def start_call_of_scores(self, made: LinearProduct, roles: ChainRoles) -> bool:
         """Start a call of scores that are multiplied with values; return whether they have the formula of one."""

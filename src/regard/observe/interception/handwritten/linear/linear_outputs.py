@@ -15,7 +15,7 @@ from regard.observe.interception.function_roles import strip_affixes
 from regard.observe.interception.handwritten.ancestors.ancestor_search import find_ancestors
 from regard.observe.interception.handwritten.linear.chunk_loops import FoundCall
 from regard.observe.interception.handwritten.linear.chunked_attention import ChunkedCall
-from regard.observe.interception.handwritten.linear.given_states import READ_STATE, reads_given_state
+from regard.observe.interception.handwritten.linear.given_states import READ_STATE, find_product, reads_given_state
 from regard.observe.interception.handwritten.linear.linear_call import LinearCall
 from regard.observe.interception.handwritten.linear.unnormalized_call import ActivatedCall
 from regard.observe.interception.handwritten.products.contraction import ADDING_PRODUCTS
@@ -121,6 +121,7 @@ class LinearOutputs:
         self.contexts[result] = context
         others = [x for n, x in enumerate(args) if n != place and isinstance(x, Tensor)]
         call.added += map(weakref.ref, others)
+        call.is_sure = call.is_sure or any(find_product(STATE.frames[-1], x) is not None for x in others)
         parts = self.list_ancestors(STATE.frames, others) - call.earlier
         self.found = [one for one in self.found if id(one.output) not in parts]
 

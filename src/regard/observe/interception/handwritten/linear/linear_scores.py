@@ -102,6 +102,14 @@ def fills_with_zeros(form: ScoreForm | None) -> bool:
     return form is not None and any(step.kind is StepKind.FILL and not step.amount for step in form.steps)
 
 
+def are_only_multiplied(form: ScoreForm | None) -> bool:
+    """Return whether scores were multiplied by tensors, as by decays, or masked by zeros, and nothing else was done."""
+    if form is None:
+        return False
+    are_factors = all(step.kind is StepKind.MULTIPLY or (step.kind is StepKind.FILL and not step.amount) for step in form.steps)
+    return are_factors and any(isinstance(step.operand, Tensor) for step in form.steps)
+
+
 def are_of_all_tokens(frames: list[ModuleFrame], table: AxisTable, roles: ChainRoles) -> bool:
     """Return whether scores are of all tokens of a module: an axis of its inputs is as long as that of the keys.
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.observe.interception.function_roles import Role, strip_affixes
+from regard.observe.interception.function_roles import ROW_MAXIMA, Role, infer_role, strip_affixes
 from regard.observe.interception.handwritten.products.score_form import BOUNDS, COPIES, PERMUTES, PRODUCTS, QUOTIENTS, VIEWS
 from regard.observe.interception.handwritten.products.traces import Trace, Traced, TraceKind
 from regard.observe.interception.handwritten.scores.score_parts import FILLED
@@ -63,9 +63,18 @@ def find_shifted(role: Role | None, traced: list[Traced], y: Tensor) -> Traced |
 
 
 def find_scaled(role: Role | None, traced: list[Traced], y: Tensor) -> Traced | None:
-    """Return the scores whose rows y multiplies or divides by numbers that were made of scores, as by sums of their sizes."""
+    """Return the scores whose rows y multiplies or divides by numbers that were made of scores, as by sums of their sizes.
+
+    There are as many of these numbers as scores if each row has a single key.
+    """
     if role is not Role.MULTIPLY or len(traced) != 2:
         return None
-    (x, trace), (other, _) = sorted(traced, key=lambda one: one[0].numel(), reverse=True)
-    is_factor = other.numel() < x.numel() == y.numel() and other.dim() == x.dim()
+    (x, trace), (other, of_rows) = sorted(traced, key=lambda one: (-one[0].numel(), sums_rows(one[1])))
+    is_of_one_key = other.shape == x.shape and sums_rows(of_rows) and not sums_rows(trace)
+    is_factor = (other.numel() < x.numel() or is_of_one_key) and x.numel() == y.numel() and other.dim() == x.dim()
     return (x, trace) if is_factor and trace.kind is TraceKind.SCORES and trace.pairs else None
+
+
+def sums_rows(trace: Trace) -> bool:
+    """Return whether a tensor was made by a sum, or by the largest, of scores."""
+    return any(infer_role(name) is Role.SUM or name in ROW_MAXIMA for name in trace.changes)
