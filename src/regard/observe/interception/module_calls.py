@@ -139,6 +139,8 @@ def call_in_frame(call: Callable[..., Any], module: nn.Module, *args: Any, **kwa
             return result
         if STATE.frames and STATE.mode.loops.log.loops:  # no frames if the recording ended meanwhile
             STATE.mode.read_loops(frame)
+        if STATE.frames and STATE.mode.loops.running_sums.means:
+            STATE.mode.read_means(frame)
         if STATE.frames and STATE.mode.tracker.linear.found:
             STATE.mode.read_linear(frame)
         if STATE.frames and STATE.mode.tracker.blocks.rows:

@@ -17,8 +17,9 @@ from regard.observe.interception.handwritten.handwritten_call import UNFOLLOWED
 from regard.observe.interception.handwritten.linear.chunked_attention import ChunkedCall, ChunkedLoop
 from regard.observe.interception.handwritten.recurrences.channel_recurrence import read_channel_loop, read_channel_scan
 from regard.observe.interception.handwritten.recurrences.fourier_convolutions import read_convolution
-from regard.observe.interception.handwritten.recurrences.loop_recurrence import can_read_loop, name_kernel, read_loop
+from regard.observe.interception.handwritten.recurrences.loop_recurrence import KERNEL, can_read_loop, name_kernel, read_loop
 from regard.observe.interception.handwritten.recurrences.loop_tracker import LoopTracker
+from regard.observe.interception.handwritten.recurrences.running_means import read_mean
 from regard.observe.interception.handwritten.softmax.joined_blocks import read_calls as read_blocked_calls
 from regard.observe.interception.handwritten.softmax.undivided_contexts import UndividedContexts
 from regard.observe.interception.handwritten.unread.unread_memories import writes_to_memory
@@ -53,6 +54,12 @@ class ModuleEnds:
                 self.tracker.linear.forget_calls([read.made for read in loop.reads])
             with suppress(Exception):  # the state that it left is then not continued
                 log.end_loop(loop, frame)
+
+    def read_means(self, frame: ModuleFrame) -> None:
+        """Pass the running means of a module that ends to the watchers, but for those that are part of linear attention."""
+        outputs = {id(one.output) for one in self.tracker.linear.found}
+        for one in self.loops.running_sums.take_means(frame, outputs):
+            dispatch_call(KERNEL.format("cumsum"), lambda: None, partial(read_mean, one))
 
     def read_linear(self, frame: ModuleFrame) -> None:
         """Pass the linear attention of a module that ends to the watchers."""

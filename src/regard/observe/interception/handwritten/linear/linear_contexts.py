@@ -65,7 +65,8 @@ class LinearContexts(LinearOutputs):
     def reads_for_chunks(self, frame: ModuleFrame, outputs: "list[weakref.ref[Tensor]]") -> bool:
         """Return whether chunks of a module add what a loop read, and have values, as of a delta rule, made of the rest."""
         chunks = [one.call for one in self.found if isinstance(one.call, ChunkedCall) and one.frame() is frame]
-        made = {id(one) for chunk in chunks for x in (*chunk.added, chunk.made[0]) for one in list_refs(frame, x)}
+        parts = [x for chunk in chunks for x in (*chunk.added, weakref.ref(chunk.made[0]))]
+        made = {id(one) for x in parts for one in list_refs(frame, x)}
         return bool(chunks) and all(id(x) in made for x in outputs)
 
     def start_call(self, made: LinearProduct, has_softmax: bool = False) -> bool:

@@ -12,6 +12,7 @@ from regard.observe.interception.handwritten.ancestors.ancestor_search import ha
 from regard.observe.interception.handwritten.products.score_form import COPIES, PRODUCTS, QUOTIENTS
 from regard.observe.interception.handwritten.recurrences.channel_scans import ChannelScan
 from regard.observe.interception.handwritten.recurrences.followed_function import FollowedFunction
+from regard.observe.interception.handwritten.recurrences.running_means import RunningMean, find_mean, list_factors
 from regard.observe.interception.handwritten.recurrences.state_log import StateLog
 from regard.observe.interception.handwritten.recurrences.state_loop import RunningSum, SumKind
 from regard.observe.interception.handwritten.recurrences.token_order import has_other_order
@@ -19,17 +20,23 @@ from regard.observe.interception.handwritten.softmax.divided_exponentials import
 from regard.observe.interception.lookups import RUNNING
 from regard.observe.interception.provenance import ModuleFrame
 
+BOUNDS = {"clamp", "clamp_min", "clip"}  # of sums that something is divided by
+ADDS_DIMS = {"unsqueeze", "getitem", "view", "reshape"}
+DIVIDES = (SumKind.LOGS, SumKind.DIVISORS)
+
 
 class RunningSums:
-    """The running sums over tokens of one forward, and the scans that they amount to."""
+    """The running sums over tokens of one forward, and the scans and means that they amount to."""
 
     def __init__(self, log: StateLog) -> None:
         self.log = log
         self.scans: list[ChannelScan] = []
+        self.means: list[RunningMean] = []
 
     def clear(self) -> None:
-        """Forget all scans."""
+        """Forget all scans and means."""
         self.scans.clear()
+        self.means.clear()
 
     def start(self, call: FollowedFunction, trace: RunningSum | None) -> None:
         """Follow the running sum or product of a tensor along its tokens."""
@@ -49,7 +56,9 @@ class RunningSums:
             return
         elif has_tokens(call.frame, x) and not has_other_order(call.frame, x):
             is_log = core == "cumsum"
-            self.log.put(y, RunningSum(SumKind.LOGS if is_log else SumKind.DECAYS, x.detach(), is_log, axis))
+            factors = list_factors(call.frame, x) if is_log else ()
+            kind = SumKind.LOGS if is_log else SumKind.DECAYS
+            self.log.put(y, RunningSum(kind, x.detach(), is_log, axis, factors=factors))
 
     def follow_function(self, call: FollowedFunction) -> None:
         """Follow a function of running sums."""
@@ -65,10 +74,34 @@ class RunningSums:
                 self.log.put(y, first._replace(sign=-first.sign))
             elif core in COPIES:
                 self.log.put(y, first)
+        elif first is not None and first.kind in DIVIDES and core in ADDS_DIMS and y.shape == (*args[0].shape, 1):
+            self.log.put(y, first)
+        elif first is not None and first.kind in DIVIDES and core in (*BOUNDS, "reciprocal"):
+            sign = -first.sign if core == "reciprocal" else first.sign
+            self.log.put(y, first._replace(kind=SumKind.DIVISORS, sign=sign))
         elif len(args) == 2 and not call.kwargs and core in (*PRODUCTS, *QUOTIENTS, "add", "sub", "subtract"):
             flip = -1 if core in (*QUOTIENTS, "sub", "subtract") else 1
             pairs = pairs[::-1] if call.is_reversed and flip < 0 else pairs
-            self.join(call.frame, core in ("add", "sub", "subtract"), pairs, flip, y)
+            if not self.divide(call, pairs, flip):
+                self.join(call.frame, core in ("add", "sub", "subtract"), pairs, flip, y)
+
+    def divide(self, call: FollowedFunction, pairs: Any, flip: int) -> bool:
+        """Follow running sums plus a number, or divided by those of weights; return whether y is either."""
+        (x, first), (other, second) = pairs
+        if call.core == "add" and isinstance(number := other if first is not None else x, int | float) and number:
+            trace = first or second
+            if trace is not None and trace.kind in DIVIDES:
+                self.log.put(call.y, trace._replace(kind=SumKind.DIVISORS))
+            return trace is not None and trace.kind in DIVIDES
+        if first is None or second is None or call.core not in (*PRODUCTS, *QUOTIENTS):
+            return False
+        orders = ((first, second, other),) if flip < 0 else ((first, second, other), (second, first, x))
+        for total, divisor, by in orders:
+            if divisor.kind in DIVIDES and divisor.sign == -flip:
+                mean = find_mean(call.frame, total, divisor, by, call.y)
+                self.means += [mean] if mean is not None else []
+                return mean is not None
+        return False
 
     def join(self, frame: ModuleFrame, is_log: bool, pairs: Any, flip: int, y: Tensor) -> None:
         """Follow the product of decays with what is written, or with the running sums of that, or the sum of the logarithms."""
@@ -102,6 +135,12 @@ class RunningSums:
         ended = [one for one in self.scans if one.frame is frame]
         self.scans = [one for one in self.scans if one.frame is not frame]
         return ended
+
+    def take_means(self, frame: ModuleFrame, outputs: set[int]) -> list[RunningMean]:
+        """Return the running means of a module that ends, but for those that queries multiply to outputs, and forget all."""
+        ended = [one for one in self.means if one.frame is frame]
+        self.means[:] = [one for one in self.means if one.frame is not frame]
+        return [one for one in ended if not one.is_multiplied(outputs)]
 
 
 def can_be_written(frame: ModuleFrame, x: Any, y: Tensor) -> bool:

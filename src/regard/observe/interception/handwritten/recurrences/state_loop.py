@@ -251,6 +251,7 @@ class SumKind(Enum):
     """What a running sum over tokens is of: decays, what is written over them, or the logarithms of either."""
 
     LOGS = auto()
+    DIVISORS = auto()  # LOGS plus a number, or one over them
     DECAYS = auto()
     LOG_TERMS = auto()
     TERMS = auto()
@@ -261,7 +262,8 @@ class SumKind(Enum):
 class RunningSum(NamedTuple):
     """A tensor as running sums, or what goes into them: decays or their logarithms, and what is written or its logarithms.
 
-    sign is -1 if it is, or what is written was multiplied by, one over the running product of decays.
+    sign is -1 if it is, or what is written was multiplied by, one over the running product of decays, or over running sums.
+    factors are the two tensors whose product what is summed up is, if it is one.
     """
 
     kind: SumKind
@@ -270,6 +272,7 @@ class RunningSum(NamedTuple):
     axis: int
     sign: int = 1
     written: Tensor | None = None
+    factors: tuple[Tensor, ...] = ()
 
 
 class Spectrum(NamedTuple):
