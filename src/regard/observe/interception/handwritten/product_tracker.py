@@ -227,12 +227,11 @@ class ProductTracker(WeightTracker):
         """Follow the scores of chunks of one token, times values, beside which a layer keeps a state; return whether it may.
 
         They are masked as those of longer chunks, or stand beside these, as the last one of an odd number of tokens. Others
-        that are multiplied by a tensor are only chunks if what they are added to is a product of tokens.
+        are only chunks if what they are added to is a product of tokens, or of tokens with a state.
         """
         frame, is_multiplied = made.frames[-1], are_only_multiplied(made.trace.form)
         is_sure = (is_multiplied and fills_with_zeros(made.trace.form)) or self.linear.has_chunks(frame)
-        may_be_chunk = (is_sure or is_multiplied) and max(frame.list_lengths(), default=1) > 1
-        roles = find_roles_of_one_token(made, self.table) if may_be_chunk else None
+        roles = find_roles_of_one_token(made, self.table) if is_sure or is_multiplied else None
         if roles is not None:
             frame.multiplies_scores |= not is_sure
             self.linear.start_chunk(made, roles, is_sure)

@@ -68,6 +68,27 @@ def test_chunks_of_one_token_have_the_term_of_the_token_itself(form, b, h, monke
         assert_equal(recording.map(0, kind="implicit") @ tokens.v, model[1].mix(tokens))
 
 
+@pytest.mark.parametrize("other", [1.0, 0.5])
+def test_tokens_whose_own_term_is_added_to_a_scaled_read_are_recorded_if_the_state_decays_alike(other):
+    def scale_reads(x: Tokens) -> Tensor:
+        state, outputs = torch.zeros(*x.q.shape[:2], x.q.shape[3], x.v.shape[3]), []
+        for i in range(x.q.shape[2]):
+            q, k, v, gamma = (y[:, :, i : i + 1] for y in (x.q, x.k, x.v, x.logs.exp().unsqueeze(3)))
+            outputs.append((q @ state) * gamma + (q @ k.mT) @ v)
+            state = other * gamma * state + k.mT @ v
+        return torch.cat(outputs, 2)
+
+    layer, x = ChunkLayer(scale_reads, 2, 3, 4), torch.randn(3, 7, 6)
+    recording, _ = record_and_compare(layer, lambda model: model(x), missing=other != 1)
+    if other != 1:
+        assert not recording.calls
+        assert [one.reason for one in recording.missed] == [CARRIED.format(FEW)]
+        return
+    with torch.no_grad():
+        tokens = layer.project(x)
+        assert_equal(recording.map(0, kind="implicit").dense(), compute_matrix(tokens, "heads"))
+
+
 def test_scores_of_each_token_with_itself_are_no_chunks_unless_they_are_added_to_a_product():
     def weigh_own(x: Tokens) -> Tensor:
         q, k, v = (y.unsqueeze(3) for y in (x.q, x.k, x.v))

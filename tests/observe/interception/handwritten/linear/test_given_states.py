@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 import regard
 from observe.recording_checks import assert_equal, record_and_compare
+from regard.observe.interception.handwritten.linear.chunked_attention import SINGLE
 from regard.observe.interception.handwritten.linear.given_states import READ_STATE
 
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -100,3 +101,35 @@ def test_no_note_says_so_of_other_sums(other):
         model(torch.randn(B, T, C), memory)
     assert "implicit" in {call.kind for call in recording.calls}
     assert not [one for one in recording.notes if READ_STATE in one]
+
+
+class Held(Retention):
+    """A retention that keeps its state from call to call itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        output, self.state = super().forward(x, self.state)
+        return output
+
+
+def test_a_note_says_so_of_a_state_that_a_module_holds():
+    model, x = Held(add, 0.9), torch.randn(B, N, C)
+    recording, _ = record_and_compare(model, lambda m: (setattr(m, "state", torch.randn(B, D, D)), m(x))[1])
+    assert_equal(recording.map(0, kind="implicit").dense(), model.weights[-1].unsqueeze(1))
+    assert [one.partition(": ")[2] for one in recording.notes] == [READ_STATE]
+
+
+@pytest.mark.parametrize("b", [1, 2])
+@pytest.mark.parametrize("join", [add, add_in_place, add_fused])
+@pytest.mark.parametrize("is_held", [True, False])
+def test_a_step_of_one_token_from_a_state_is_missed_with_this_reason(join, b, is_held):
+    x, state = torch.randn(b, 1, C), torch.randn(b, D, D)
+
+    def run(model: nn.Module) -> Tensor:
+        if not is_held:
+            return model(x, state)[0]
+        model.state = state
+        return model(x)
+
+    recording, _ = record_and_compare(Held(join, 0.9) if is_held else Retention(join, 0.9), run, missing=True)
+    assert not recording.calls
+    assert [one.reason for one in recording.missed] == [SINGLE]

@@ -493,7 +493,7 @@ def add_to_scaled(x: Tokens) -> Tensor:
     gamma, state, outputs = x.a[:1, :, :1, :1], x.zeros, []
     for i in range(x.q.shape[2]):
         q, k, v = (y[:, :, i : i + 1] for y in (x.q, x.k, x.v))
-        outputs.append((q @ state) * gamma + (q @ k.mT) @ v)
+        outputs.append((q @ state) * gamma + (q * k).sum(-1, keepdim=True) * v)
         state = gamma * state + k.mT @ v
     return torch.cat(outputs, 2)
 

@@ -29,6 +29,9 @@ from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 
 CHUNKS = "it is linear attention whose scores are of a part of its tokens, so it is not known how the others are added"
 CARRIED = "it is linear attention in chunks, whose sum with what earlier chunks add is no recurrence that is known: {}"
+SINGLE = (
+    "it is linear attention of single tokens, and what is added to it from a state is no recurrence of the tokens of one call"
+)
 MOST_SUMS = 3  # of a product within chunks with something else, one of which is that with the earlier chunks
 
 
@@ -151,7 +154,7 @@ class ChunkedLoop(NamedTuple):
                 else:
                     call, state = build_read_call(first.kernel, factors), sample_state(initial)
                     return call if state is None else replace(call, initial_state=state, must_continue=True)
-        raise UnreadableError(reason)
+        raise UnreadableError(SINGLE if len(self.calls) == first.tokens == 1 and sources is None else reason)
 
     def list_chunks(self) -> Iterator[list[Chunk]]:
         """Generate what the chunks may be, by the sum that has the output, and by the axis of chunks if it is one call."""

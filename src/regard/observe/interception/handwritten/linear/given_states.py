@@ -2,7 +2,7 @@
 
 import weakref
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.observe.interception.function_roles import Role, infer_role
 from regard.observe.interception.handwritten.ancestors.ancestor_search import MAX_STEPS, TensorRef, walk_back
@@ -33,14 +33,16 @@ def reads_given_state(frame: ModuleFrame, x: Tensor, others: list[Tensor], produ
 
 
 def find_product(frame: ModuleFrame, x: Tensor) -> Product | None:
-    """Return the tokens whose product x is, up to factors of its entries; None if it is none."""
+    """Return the tokens, or tokens and a held state, whose product x is, up to factors of entries; None if it is none."""
     one = weakref.ref(x)
     for _ in range(MAX_STEPS):
         maker = skip_layouts(frame, one)
         if maker is None or not maker.given:
             return None
         if infer_role(maker.name) is Role.PRODUCT and maker.child is None:
-            return (*maker.given,) if all(frame.find_contents(given) == TOKEN for given in maker.given) else None
+            are_tokens = [frame.find_contents(given) == TOKEN for given in maker.given]
+            others = [given for given, is_token in zip(maker.given, are_tokens, strict=True) if not is_token]
+            return (*maker.given,) if any(are_tokens) and all(is_held(frame, given) for given in others) else None
         if infer_role(maker.name) is not Role.MULTIPLY:
             return None
         one = maker.given[maker.sizes.index(max(maker.sizes))]
@@ -54,12 +56,20 @@ def is_made_of(frame: ModuleFrame, tensors: list[TensorRef], x: Tensor) -> bool:
 
 
 def find_argument(frame: ModuleFrame, x: TensorRef) -> TensorRef | None:
-    """Return the argument of a module that a tensor is, in another layout or not; None for a tensor that it has computed."""
+    """Return the argument or held state of a module that a tensor is, in any layout; None for a tensor that it has computed."""
     for _ in range(MAX_STEPS):
         makers = [maker for maker in frame.find_makers(x) if not (maker.given and maker.given[0] is x)]
         if not makers:
-            return x if any(x is weakref.ref(given) for given in frame.input_tensors) else None
+            return x if any(x is weakref.ref(given) for given in frame.input_tensors) or is_held(frame, x) else None
         if not is_layout(makers[-1]):
             return None
         x = makers[-1].given[0]
     return None
+
+
+def is_held(frame: ModuleFrame, x: TensorRef) -> bool:
+    """Return whether a tensor may be a state that a module holds from an earlier call: a matrix for each row, no parameter."""
+    y = x()
+    if y is None or isinstance(y, nn.Parameter) or not y.is_floating_point() or y.dim() < 3:
+        return False
+    return not frame.find_makers(x) and not any(x is weakref.ref(given) for given in frame.input_tensors)

@@ -67,7 +67,7 @@ class LinearContexts(LinearOutputs):
         chunks = [one.call for one in self.found if isinstance(one.call, ChunkedCall) and one.frame() is frame]
         parts = [x for chunk in chunks for x in (*chunk.added, weakref.ref(chunk.made[0]))]
         made = {id(one) for x in parts for one in list_refs(frame, x)}
-        return bool(chunks) and all(id(x) in made for x in outputs)
+        return any(one.is_sure for one in chunks) and all(id(x) in made for x in outputs)
 
     def start_call(self, made: LinearProduct, has_softmax: bool = False) -> bool:
         """Start a call if a product is of queries with products of keys with values; return whether it is.

@@ -104,14 +104,14 @@ class LinearOutputs:
     def follow_addition(self, context: PlacedEntries, core: str, args: Any, place: int, result: Tensor) -> None:
         """Follow the sum of an output with something else, which may be what queries read from a state."""
         if isinstance(context.call, ChunkedCall):
-            self.add_to_chunk(context, args, place, result)
+            self.add_to_chunk(context, core, args, place, result)
             return
         others = [x for n, x in enumerate(args) if n != place and isinstance(x, Tensor)]
         terms = [(*map(weakref.ref, others),)] if core in ADDING_PRODUCTS else []
         if reads_given_state(STATE.frames[-1], args[place], others, terms):
             context.call.note = READ_STATE
 
-    def add_to_chunk(self, context: PlacedEntries, args: Any, place: int, result: Tensor) -> None:
+    def add_to_chunk(self, context: PlacedEntries, core: str, args: Any, place: int, result: Tensor) -> None:
         """Follow the sum of the output of a chunk with something else, perhaps with what earlier chunks add."""
         call, places = context.call, context.places
         assert isinstance(call, ChunkedCall)
@@ -121,7 +121,8 @@ class LinearOutputs:
         self.contexts[result] = context
         others = [x for n, x in enumerate(args) if n != place and isinstance(x, Tensor)]
         call.added += map(weakref.ref, others)
-        call.is_sure = call.is_sure or any(find_product(STATE.frames[-1], x) is not None for x in others)
+        is_sure = core in ADDING_PRODUCTS or any(find_product(STATE.frames[-1], x) is not None for x in others)
+        call.is_sure |= is_sure
         parts = self.list_ancestors(STATE.frames, others) - call.earlier
         self.found = [one for one in self.found if id(one.output) not in parts]
 

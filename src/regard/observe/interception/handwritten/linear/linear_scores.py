@@ -103,11 +103,10 @@ def fills_with_zeros(form: ScoreForm | None) -> bool:
 
 
 def are_only_multiplied(form: ScoreForm | None) -> bool:
-    """Return whether scores were multiplied by tensors, as by decays, or masked by zeros, and nothing else was done."""
-    if form is None:
-        return False
-    are_factors = all(step.kind is StepKind.MULTIPLY or (step.kind is StepKind.FILL and not step.amount) for step in form.steps)
-    return are_factors and any(isinstance(step.operand, Tensor) for step in form.steps)
+    """Return whether scores were multiplied, as by decays, or masked by zeros, and nothing else was done."""
+    steps = [] if form is None else form.steps
+    are_factors = all(step.kind is StepKind.MULTIPLY or (step.kind is StepKind.FILL and not step.amount) for step in steps)
+    return are_factors and form is not None
 
 
 def are_of_all_tokens(frames: list[ModuleFrame], table: AxisTable, roles: ChainRoles) -> bool:
