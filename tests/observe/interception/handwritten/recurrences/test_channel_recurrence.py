@@ -11,7 +11,7 @@ from observe.interception.handwritten.unread.test_unread_recurrences import Loop
 from observe.recording_checks import EQUAL, assert_equal, assert_same_mechanism, record_and_compare
 from regard.observe.interception.handwritten.recurrences import channel_scans
 from regard.observe.interception.handwritten.recurrences.state_scans import is_scan
-from regard.observe.interception.handwritten.unread.unread_recurrences import LOOP
+from regard.observe.interception.handwritten.unread.unread_recurrences import LOOP, ROUNDS
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 B, T, C, D = 2, 11, 5, 3
@@ -190,6 +190,8 @@ STATES: dict[str, tuple[type[nn.Module], Callable[[Tensor, Tensor, Tensor], tupl
     "double_in_place": (Rounds, lambda w, k, v: (torch.exp(-w * w), k)),
     "shift": (Rounds, lambda w, k, v: (w.sigmoid(), k)),
     "shift_parts": (Rounds, lambda w, k, v: (w.sigmoid(), k * v)),
+    "shift_states_first": (Rounds, lambda w, k, v: (w.sigmoid(), k * v)),
+    "join_zeros": (Rounds, lambda w, k, v: (w.sigmoid(), k * v)),
     "join_odd_and_even": (Rounds, lambda w, k, v: (w.sigmoid(), k * v)),
     "sweep_up_and_down": (Rounds, lambda w, k, v: (w.sigmoid(), k * v)),
     "decay": (Rounds, lambda w, k, v: (torch.full_like(w, torch.nan), k * v)),
@@ -221,6 +223,19 @@ def test_the_map_of_a_scan_over_vectors_is_the_product_of_its_decays(style, grad
     assert_equal(found.dense(), define(decays))
     assert_equal(recording.values(0, kind="implicit").squeeze(-1).mT, written)
     assert found.certificate().error < EQUAL
+
+
+@pytest.mark.parametrize("style", ["shift_states_first", "join_zeros", "roll"])
+def test_rounds_of_as_many_tokens_as_they_double_are_not_passed_over(style, monkeypatch):
+    """The first round joins states by decays that nothing has moved before, and the last one moves none."""
+    monkeypatch.setattr("observe.interception.handwritten.unread.test_unread_recurrences.T", 16)
+    model, x = Rounds(style), torch.randn(B, 16, C)
+    recording, output = record_and_compare(nn.Sequential(model), lambda model: model(x), missing=style == "roll")
+    if style == "roll":
+        assert [one.reason for one in recording.missed] == [ROUNDS]
+        return
+    product = recording.map(0, kind="implicit").dense() @ recording.values(0, kind="implicit")
+    assert_equal(product.squeeze(-1).mT, output.detach())
 
 
 @pytest.mark.parametrize("style", ["sum_exponentials", "gate"])

@@ -225,6 +225,29 @@ class Rounds(Tokens):
             h, a = h + a * before, a * decays
         return h
 
+    def shift_states_first(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """With states that are joined before decays are moved."""
+        a, h = w.sigmoid(), k * v
+        for n in range(4):
+            h = torch.addcmul(h, a, F.pad(h[:, : -(2**n)], (0, 0, 2**n, 0)))
+            a = a * F.pad(a[:, : -(2**n)], (0, 0, 2**n, 0), value=1.0)
+        return h
+
+    def join_zeros(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """With states that are joined first, behind as many zeros as tokens are left out."""
+        a, h = w.sigmoid(), k * v
+        for n in range(4):
+            h = h + a * torch.cat([torch.zeros_like(h[:, : 2**n]), h[:, : -(2**n)]], 1)
+            a = a * torch.cat([torch.ones_like(a[:, : 2**n]), a[:, : -(2**n)]], 1)
+        return h
+
+    def roll(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        a, h, places = w.sigmoid(), k * v, torch.arange(T).unsqueeze(1)
+        for n in range(4):
+            h = h + a * torch.where(places >= 2**n, h.roll(2**n, 1), 0.0)
+            a = a * torch.where(places >= 2**n, a.roll(2**n, 1), 1.0)
+        return h
+
     def join_odd_and_even(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """As jax.lax.associative_scan."""
         return r * scan_in_pairs(lambda one, other: (one[0] * other[0], other[0] * one[1] + other[1]), w.sigmoid(), k * v)
@@ -257,12 +280,16 @@ class Rounds(Tokens):
         return h[:, :T]
 
 
-ROUNDS_OF = ["double_steps", "double_in_place", "shift", "join_odd_and_even", "join_by_script", "sweep_up_and_down"]
+ROUNDS_OF = [
+    *("double_steps", "double_in_place", "shift", "join_odd_and_even", "join_by_script", "sweep_up_and_down"),
+    *("shift_states_first", "join_zeros", "roll"),
+]
 MISSED: dict[str, tuple[type[Tokens], str]] = {
     **dict.fromkeys(("interpolate", "correct"), (Loops, LOOP)),
     "average_from_first": (Loops, CONSTANT_LOOP),
     "sum_masked": (Scans, SCAN),
     "join_by_script": (Rounds, ROUNDS),
+    "roll": (Rounds, ROUNDS),
 }
 
 

@@ -118,6 +118,17 @@ class ScanRounds:
             if shifted is not None and shifted.whole is not other and other.shape == shifted.whole.shape:
                 self.add_pair(call.frame, other, shifted.whole, call.core)
 
+    def follow_joined(self, call: FollowedFunction) -> None:
+        """Follow the tokens of a tensor but the last one, joined behind one other token, as that tensor moved by a token."""
+        axis, y = call.read_argument("dim", 1, 0), call.y
+        if not may_shift(call.args) or type(axis) is not int or call.core == "stack":
+            return
+        first, rest = call.args[0]
+        wholes = (x for x in find_wholes(call.frame, rest) if x.shape == y.shape and x.data_ptr() == rest.data_ptr())
+        whole = next(wholes, None) if first.shape[axis] == 1 else None
+        if whole is not None and not isinstance(self.log.find(whole), Product):
+            self.log.put(y, Shifted(whole, axis % y.dim()))
+
     def find_states(self, frame: ModuleFrame, x: Tensor) -> None:
         """Keep a tensor if it holds the states of all tokens of a pair of decays and what is written."""
         for pair in self.pairs:
@@ -129,6 +140,15 @@ class ScanRounds:
         found = [one.found for one in self.pairs if one.frame is frame and one.found is not None]
         self.pairs[:] = [one for one in self.pairs if one.frame is not frame]
         return found
+
+
+def may_shift(args: Any) -> bool:
+    """Return whether a function joins a few tokens with a part of a tensor, as where that is moved by one token: quick."""
+    parts = args[0] if args else ()
+    if not isinstance(parts, list | tuple) or len(parts) != 2 or not all(map(IS_TENSOR, parts)):
+        return False
+    first, rest = parts
+    return first.dim() == rest.dim() > 1 and first.numel() < rest.numel() and is_part(rest)
 
 
 def is_part(x: Tensor) -> bool:

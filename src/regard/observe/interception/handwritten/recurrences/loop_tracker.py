@@ -17,7 +17,7 @@ from regard.observe.interception.handwritten.ancestors.ancestor_search import ZE
 from regard.observe.interception.handwritten.products.score_form import PERMUTES
 from regard.observe.interception.handwritten.products.traces import is_followable
 from regard.observe.interception.handwritten.recurrences.channel_changes import change_channels
-from regard.observe.interception.handwritten.recurrences.channel_scans import ChannelScan, ScanRounds
+from regard.observe.interception.handwritten.recurrences.channel_scans import ChannelScan, ScanRounds, may_shift
 from regard.observe.interception.handwritten.recurrences.channel_states import ChannelLoop, ChannelStates
 from regard.observe.interception.handwritten.recurrences.followed_function import MIXES, FollowedFunction, Mixture
 from regard.observe.interception.handwritten.recurrences.fourier_convolutions import TRANSFORMS, FourierConvolutions
@@ -85,7 +85,8 @@ class LoopTracker:
         """Return False only if a function neither has a followed argument nor makes zeros or an outer product: quick."""
         if name in ZEROS or is_outer_product(role, name, args, y) or (role is Role.MULTIPLY and is_zero(args[-1])):
             return True
-        if name in RUNNING or name in TRANSFORMS or name == "pad" or self.may_be_added(role, y):
+        is_moved = name == "pad" or (name in JOINS_PARTS and may_shift(args))
+        if is_moved or name in RUNNING or name in TRANSFORMS or self.may_be_added(role, y):
             return True
         return bool(self.traces) and not self.traces.keys().isdisjoint(map(id, list_objects(args, kwargs)))
 
@@ -125,6 +126,7 @@ class LoopTracker:
                 rows = [log.find(x) for x in list_objects(args[:1], {})]
                 self.outputs.join(call.frame, call.func, args, kwargs, rows, result)
             follow_joined(log, call.core, args, kwargs, result)
+            self.rounds.follow_joined(call)
             self.channels.join(call.frame, call.core, args, kwargs, result)
             return
         tensors = find_tensors(args, kwargs)
@@ -211,6 +213,6 @@ def may_end_rounds(role: Role | None, name: str) -> bool:
 
 @cache
 def may_start_loop(role: Role | None, name: str) -> bool:
-    """Return whether a function of this name may make zeros or an outer product, or mix or move tokens. Cached per name."""
-    starts = (ZEROS, OUTER, RUNNING, TRANSFORMS, STARTS_AT_FIRST, {"pad"})
+    """Return whether a function of this name may make zeros or an outer product, or mix or join tokens. Cached per name."""
+    starts = (ZEROS, OUTER, RUNNING, TRANSFORMS, STARTS_AT_FIRST, JOINS_PARTS, {"pad"})
     return role in (Role.MULTIPLY, Role.PRODUCT) or any(name in names for names in starts)

@@ -38,7 +38,7 @@ def multiplies_parts(operations: list[Operation]) -> bool:
     for operation in operations:
         core, given = strip_affixes(operation.name), operation.given
         if core in MOVED and given:
-            first = id(given[-1 if core in LISTS else 0])
+            first = next((id(x) for x in given if id(x) in whole), id(given[-1 if core in LISTS else 0]))
             whole |= {id(y): whole.get(first, first) for y in operation.results if id(y) != first}
         elif core in PRODUCTS and len(given) == 2 and given[0] is not given[1]:
             one, other = map(id, given)
@@ -71,6 +71,17 @@ class Rounds:
     def find(self, x: TensorRef) -> Chain | None:
         """Return the chain of a tensor; None if it has none."""
         return self.chains.get(self.wholes.get(id(x), id(x)))
+
+    def find_both(self, one: TensorRef, other: TensorRef, sizes: list[int]) -> tuple[Chain | None, Chain | None]:
+        """Return the chains of two tensors; one without any begins one if the other of its size has one.
+
+        So it is with decays that multiply states before they are moved themselves.
+        """
+        for x, y in ((one, other), (other, one)):
+            if sizes[0] == sizes[1] and self.find(x) is None and self.find(y) is not None:
+                self.origins[id(x)] = x
+                self.chains[id(x)] = Chain(id(x), 0)
+        return self.find(one), self.find(other)
 
     def put(self, operation: Operation, chain: Chain) -> None:
         """Set the chain of the results of an operation, and of all views of a tensor that it wrote into."""
@@ -108,7 +119,7 @@ class Rounds:
     def follow_product(self, operation: Operation) -> None:
         """Follow a product of two parts of decays as the decays of the next round, or of decays and states."""
         one, other = operation.given
-        ours, theirs = self.find(one), self.find(other)
+        ours, theirs = self.find_both(one, other, operation.sizes)
         if ours is None or theirs is None:
             return
         if ours.origin != theirs.origin:
@@ -119,7 +130,7 @@ class Rounds:
 
     def multiply(self, one: TensorRef, other: TensorRef, operation: Operation) -> None:
         """Keep the product of decays and states, in either order."""
-        ours, theirs = self.find(one), self.find(other)
+        ours, theirs = self.find_both(one, other, operation.sizes[-2:])
         if ours is not None and theirs is not None:
             both = [(one, ours, theirs), (other, theirs, ours)]
             self.products |= {id(y): both for y in operation.results}
