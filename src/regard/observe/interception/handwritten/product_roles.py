@@ -16,6 +16,7 @@ from regard.observe.interception.handwritten.ancestors.projections import find_p
 from regard.observe.interception.handwritten.ancestors.query_axes import are_scored_rows, list_axes
 from regard.observe.interception.handwritten.ancestors.row_provenance import RowSearch
 from regard.observe.interception.handwritten.ancestors.windows import reads_windows
+from regard.observe.interception.handwritten.linear.corrected_values import list_mixed_values
 from regard.observe.interception.handwritten.linear.linear_attention import (
     find_stride,
     mixes_within_tokens,
@@ -187,10 +188,11 @@ def is_normalized_twice(traces: Traces, x: Tensor, trace: Trace, dim: int) -> bo
     return bool(((total - 1).abs() <= SUM_ROUNDINGS * eps + NORM_EPSILON).all())
 
 
-def is_score_matrix(traces: Traces, frame: ModuleFrame, x: Tensor) -> bool:
+def is_score_matrix(traces: Traces, frame: ModuleFrame, x: Tensor, beside: Trace | None = None) -> bool:
     """Return whether x is the scores of as many queries as keys: no values, though they are a product of tokens.
 
-    Tokens times a product of weights are values, however many features they have.
+    Tokens times a product of weights are values, however many features they have. So are those that a matrix of products with
+    the keys of the scores `beside` them has mixed, as of delta rules in chunks as long as they are wide.
     """
     trace = traces.find(x)
     if trace is None or trace.kind is not TraceKind.SCORES or trace.form is None or trace.dims is None:
@@ -200,7 +202,11 @@ def is_score_matrix(traces: Traces, frame: ModuleFrame, x: Tensor) -> bool:
     mine, theirs = (list_axes(traces.table, one) for one in (trace.form.a_dims, trace.form.b_dims))
     own = list_axes(traces.table, trace.dims)
     rows, columns = (math.prod(traces.table.get_sizes([*one & own])) for one in (mine - theirs, theirs - mine))
-    return rows == columns > 1
+    if not rows == columns > 1:
+        return False
+    keys = () if beside is None or beside.form is None else (beside.form.a, beside.form.b)
+    products = [parts for key in keys for parts in list_mixed_values(frame, x, key)]
+    return all(one is not None and is_score_matrix(traces, frame, one) for parts in products for one in parts)
 
 
 def is_product_of_masked_scores(traces: Traces, frame: ModuleFrame, trace: Trace) -> bool:

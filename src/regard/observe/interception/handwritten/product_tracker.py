@@ -122,7 +122,7 @@ class ProductTracker(WeightTracker):
             if learned and product is not None and len(summed := find_summed_dims(product, x)) == 1:
                 self.miss_memories(frames, x, summed[0], name, y)
             undecided = trace.kind is TraceKind.SCORES and trace.pairs
-            undecided = undecided and not any(is_score_matrix(self, frames[-1], v) for v in others)
+            undecided = undecided and not any(is_score_matrix(self, frames[-1], v, trace) for v in others)
             if undecided and any(is_value(self, frames[-1], v, trace) for v in others):
                 if is_product_of_masked_scores(self, frames[-1], trace):
                     self.linear.miss_call(frames, name, CHAINED, y)

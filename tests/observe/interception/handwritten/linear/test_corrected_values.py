@@ -136,6 +136,36 @@ def test_a_delta_rule_in_chunks_has_the_matrix_of_the_layers_own_values(form, t,
     assert_equal(found.dense() @ layer.parts[2], layer.output.detach())
 
 
+def mix_values(k: Tensor, v: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """What the inverse, which is freed, makes of values and keys."""
+    inverse = invert(beta * k @ k.mT)
+    return inverse @ (beta * v), inverse @ (beta * k)
+
+
+def correct_in_a_loop(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, logs: Tensor) -> Tensor:
+    state, outputs = k.new_zeros(*k.shape[:2], k.shape[-1], E), []
+    for i in range(0, q.shape[2], N):
+        one, key, value, b = (x[:, :, i : i + N] for x in (q, k, v, beta[..., None]))
+        u, w = mix_values(key, value, b)
+        written = u - w @ state
+        outputs.append(one @ state + (one @ key.mT).tril() @ written)
+        state = state + key.mT @ written
+    return torch.cat(outputs, 2)
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+@pytest.mark.parametrize("sizes", [(7, 5, 7), (5, 5, 7), (5, 5, 5), (4, 7, 4)])
+@pytest.mark.parametrize("form", [correct, correct_with_decays, correct_before_outputs, correct_all_tokens, correct_in_a_loop])
+def test_chunks_as_long_as_they_are_wide_are_recorded(form, sizes, chunks, monkeypatch):
+    for name, size in zip(("N", "D", "E"), sizes, strict=True):
+        monkeypatch.setattr(sys.modules[__name__], name, size)
+    layer = DeltaLayer(form)
+    recording, _ = record_and_compare(nn.Sequential(layer), lambda m: m(torch.randn(B, chunks * N, C)), keep="values")
+    assert len(recording.calls) == 1
+    assert_equal(recording.values(0, kind="implicit"), layer.parts[2])
+    assert_equal(recording.map(0, kind="implicit").dense(), compute_matrix(*layer.parts, form is correct_with_decays))
+
+
 @pytest.mark.parametrize("form", [correct, correct_with_decays, correct_before_outputs])
 def test_chunks_of_one_token_are_recorded_and_nothing_of_them_is_missed(form, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "N", 1)

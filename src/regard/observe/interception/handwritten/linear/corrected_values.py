@@ -42,7 +42,18 @@ def list_sources(frame: ModuleFrame, x: Tensor) -> list[Tensor]:
     return [y for one in list_refs(frame, x) if (y := one()) is not None]
 
 
-def are_corrected(frame: ModuleFrame, v: Tensor, k: Tensor) -> bool:
+def list_mixed_values(frame: ModuleFrame, x: Tensor, k: Tensor) -> list[list[Tensor | None]]:
+    """Return the operands, if not freed, of the products that x is a sum of and that have one of products with keys k.
+
+    So it is with values that are multiplied with the inverse that a delta rule in chunks makes of its keys.
+    """
+    makers = [maker for one in list_refs(frame, x, passes_products=False) for maker in frame.find_makers(one)]
+    products = [maker.given for maker in makers if maker.child is None and infer_role(maker.name) is Role.PRODUCT]
+    mixed = [given for given in products if any(are_corrected(frame, one, k) for one in given)]
+    return [[one() for one in given] for given in mixed]
+
+
+def are_corrected(frame: ModuleFrame, v: Tensor | TensorRef, k: Tensor) -> bool:
     """Return whether values were made of products with their keys, as those that a delta rule writes within a chunk."""
     own, keys = ({*map(id, list_refs(frame, x, passes_products=False))} for x in (v, k))
     behind = keys - own
