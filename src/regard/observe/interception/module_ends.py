@@ -24,6 +24,7 @@ from regard.observe.interception.handwritten.softmax.joined_blocks import read_c
 from regard.observe.interception.handwritten.softmax.undivided_contexts import UndividedContexts
 from regard.observe.interception.handwritten.unread.unread_memories import writes_to_memory
 from regard.observe.interception.handwritten.unread.unread_recurrences import MEMORY, find_token_axes, find_unread_recurrence
+from regard.observe.interception.handwritten.unread.unread_states import INDEXED, takes_states_by_index
 from regard.observe.interception.plain_tensors import disable_modes
 from regard.observe.interception.provenance import ModuleFrame
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
@@ -92,6 +93,8 @@ class ModuleEnds:
             for one in self.loops.convolutions.take(frame):
                 dispatch_call("by hand: convolution", lambda: None, partial(read_convolution, one))
             if not reason:
+                if takes_states_by_index(frame, self.loops.log.steps.pop(frame, ())):
+                    report_missed("by hand: loop", INDEXED)
                 return
             are_read = [self.read_channels(one) for one in reads]
             if any(are_read):

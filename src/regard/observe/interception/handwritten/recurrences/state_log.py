@@ -43,6 +43,7 @@ class StateLog:
         self.table = AxisTable()
         self.outputs = LoopOutputs()
         self.loops: list[StateLoop] = []
+        self.steps: weakref.WeakKeyDictionary[ModuleFrame, list[weakref.ref[Tensor]]] = weakref.WeakKeyDictionary()
         self.start_shapes = set[torch.Size]()  # of zeros
         self.decay_shapes = set[torch.Size]()  # of exponentials of products, or of running sums of such logarithms
         self.log_shapes = set[torch.Size]()  # of the latter
@@ -58,6 +59,7 @@ class StateLog:
         self.table.clear()
         self.outputs.clear()
         self.loops.clear()
+        self.steps.clear()
         self.start_shapes.clear()
         self.decay_shapes.clear()
         self.log_shapes.clear()
@@ -135,6 +137,8 @@ class StateLog:
         """
         for loop in [one for one in self.loops if one.frames and one.frames[-1] is frame]:
             is_whole = self.is_whole(loop, frame)
+            if not is_whole and loop.has_token_weights:
+                self.steps.setdefault(frame, []).append(loop.made[0])
             if is_whole or len(loop.frames) == 1:
                 self.loops.remove(loop)
                 if (is_whole or loop.has_several_tokens) and is_map(loop, frame):
