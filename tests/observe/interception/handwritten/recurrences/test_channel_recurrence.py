@@ -160,6 +160,20 @@ def test_an_edge_of_a_loop_that_begins_with_a_token_or_mixes_states_is_left_out(
     assert not torch.equal(found[:, 4], plain[:, 4])
 
 
+@pytest.mark.parametrize("grad", [False, True])
+def test_an_average_with_constant_decays_that_begins_with_a_token_has_what_tokens_add_as_values(grad):
+    model, x = Loops("average_from_first"), torch.randn(B, T, C)
+    with torch.set_grad_enabled(grad):
+        recording, output = record_and_compare(nn.Sequential(model), lambda model: model(x))
+    with torch.no_grad():
+        k = project(model, x)[2]
+        added = torch.cat([k[:, :1], (1 - model.u) * k[:, 1:]], 1)
+        assert_equal(recording.map(0, kind="implicit").dense(), define(model.u.expand(1, T, D)).expand(B, -1, -1, -1))
+        assert_equal(recording.values(0, kind="implicit").squeeze(-1).mT, added)
+        product = recording.map(0, kind="implicit").dense() @ recording.values(0, kind="implicit")
+        assert_equal(product.squeeze(-1).mT, output)
+
+
 def test_rwkv_4_without_a_running_maximum_is_the_same_average():
     class Plain(Loops):
         def divide(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -128,6 +128,14 @@ class Loops(Tokens):
             states.append(h)
         return torch.stack(states, 1)
 
+    def average_first_twice(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """With the first token as the state before it, too."""
+        h, states = k[:, 0], []
+        for i in range(T):
+            h = self.u * h + (1 - self.u) * k[:, i]
+            states.append(h)
+        return torch.stack(states, 1)
+
     def rotate(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """With constant decays that are complex numbers, as linear recurrent units. https://arxiv.org/abs/2303.06349"""
         h, outputs, new = torch.zeros(B, D).to(torch.complex128), [], torch.complex(k, v)
@@ -286,7 +294,7 @@ ROUNDS_OF = [
 ]
 MISSED: dict[str, tuple[type[Tokens], str]] = {
     **dict.fromkeys(("interpolate", "correct"), (Loops, LOOP)),
-    "average_from_first": (Loops, CONSTANT_LOOP),
+    "average_first_twice": (Loops, CONSTANT_LOOP),
     "sum_masked": (Scans, SCAN),
     "join_by_script": (Rounds, ROUNDS),
     "roll": (Rounds, ROUNDS),

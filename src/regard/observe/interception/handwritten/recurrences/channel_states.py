@@ -28,7 +28,7 @@ from regard.observe.interception.handwritten.recurrences.state_loop import (
 )
 from regard.observe.interception.handwritten.recurrences.state_writes import find_term_traces
 from regard.observe.interception.handwritten.recurrences.token_order import TokenPicks, find_indices
-from regard.observe.interception.provenance import ModuleFrame
+from regard.observe.interception.provenance import LEARNED, WEIGHT, ModuleFrame
 
 
 @dataclass(eq=False)
@@ -251,10 +251,11 @@ def may_be_picked(x: Any) -> bool:
 
 
 def is_first(frame: ModuleFrame, x: Tensor, others: Sequence[TensorRef], tokens: int) -> bool:
-    """Return whether a tensor is the first of as many tokens as a module has, and others were made of later ones."""
+    """Return whether a tensor is the first of as many tokens as a module has, and others were made of later ones or of none."""
     ref, makers = weakref.ref(x), frame.find_makers(weakref.ref(x))
     places = [id(y) for y in makers[-1].results] if makers else []
     found = find_indices(makers[-1], tokens) if makers else []
     if id(ref) not in places or len(found) != len(places) or found[places.index(id(ref))] or not has_tokens(frame, x):
         return False
-    return any(TokenPicks(frame, tokens).find_last(others).values())
+    are_weights = bool(others) and all(frame.find_contents(one) in (WEIGHT, LEARNED) for one in others)
+    return are_weights or any(TokenPicks(frame, tokens).find_last(others).values())
