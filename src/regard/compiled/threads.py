@@ -64,8 +64,8 @@ def can_run_loops() -> bool:
     return find_parallel_call() is not None and processor.has_numba()
 
 
-def run_callback(work: Any, count: int, /, **arguments: Tensor | float | ctypes.Array[ctypes.c_int64] | None) -> None:
-    """Run a compiled callback on `count` of torch's threads, each given the address of the same arguments.
+def run_callback(work: Any, count: int, /, **arguments: Tensor | float | ctypes.Array[ctypes.c_int64] | None) -> Any:
+    """Run a compiled callback on `count` of torch's threads, each given the address of the same arguments; return these.
 
     The arguments are the fields of the callback's structure by name: a tensor is passed as its address, None as 0.
     """
@@ -75,6 +75,7 @@ def run_callback(work: Any, count: int, /, **arguments: Tensor | float | ctypes.
     }
     structure = work.arguments(**values)
     find_parallel_call()(work.address, ctypes.addressof(structure), count, 0)
+    return structure
 
 
 def run_parts(work: Callable[[int], None], parts: int) -> None:

@@ -24,8 +24,9 @@ from regard.map.picture_bins import PictureBins, cover_keys
 from regard.map.plane import BLOCK_NUMBERS, Denominators, Plane
 from regard.map.pooling import BinnedWeights, SignedPicture, choose_larger
 from regard.map.weight_sums import MEANS, SMALLEST_VARIANCE, SumRequest, WeightSums
-from regard.mechanism.mask_algebra import EVERYTHING
+from regard.mechanism.mask_algebra import EVERYTHING, Offset
 from regard.mechanism.request import Request
+from regard.mechanism.scores import score_dtype
 
 SMALL_BATCH = 2**15  # scores of small matrices up to which one thread is used: those of OpenMP start quickly
 MOST = 64  # largest n of `top`, which keeps a sorted list for each row
@@ -36,8 +37,9 @@ def can_run_compiled(plane: Plane) -> bool:
     """Return whether the compiled passes apply to this plane; inside a transform of torch.func tensors have no data pointer."""
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return False
-    is_supported = plane.q.dtype == torch.float32 and plane.q.device.type == "cpu" and plane.weight is None
-    return is_supported and min(*plane.shape, plane.q.shape[-1]) > 0 and processor.has_numba()
+    q = plane.request.q
+    is_supported = score_dtype(q.dtype) == torch.float32 and q.device.type == "cpu" and plane.request.weight is None
+    return is_supported and min(*plane.shape, q.shape[-1]) > 0 and processor.has_numba()
 
 
 def gather_statistics(
@@ -104,33 +106,35 @@ def summarize_planes(
 ) -> dict[str, Tensor] | None:
     """Compute all row statistics (n, q) by name of small matrices, their column sums, "received", and their "weights".
 
-    pairs (n, 2) are batch rows and heads; the sums of weights that are wanted are written to `sums`. Return None if there is a
-    NaN, which comparisons would lose.
+    pairs (n, 2) are batch rows and heads. The sums of weights that are wanted are written to `sums`; the statistics are then
+    (b, h, q), as these are. Return None if there is a NaN, which comparisons would lose.
     """
     from regard.map.compiled import small_planes
 
     (units, _), (b, h, q, width), (g, k) = pairs.shape, request.q.shape, request.k.shape[1:3]
     numbers = {"q": request.q.float(), "k": request.k.float()}
     allocate = numbers["q"].new_empty
+    axes = (units,) if sums is None else sums.numbers.shape[1:]
     found, received, weights = (
-        allocate(len(NAMES), units, q),
-        allocate(units, k),
+        allocate(len(NAMES), *axes, q),
+        allocate(*axes, k),
         allocate(units, q, k) if has_weights else None,
     )
     bias, sinks = (None if x is None else x.float().to_dense() for x in (request.bias, request.sinks))
-    queries, keys = torch.arange(q, device="cpu"), torch.arange(k, device="cpu")
-    seen = None if request.mask == EVERYTHING else request.mask.block(queries, keys, request.offset)
+    seen = None
+    if request.mask != EVERYTHING:
+        seen = request.mask.block(torch.arange(q, device="cpu"), torch.arange(k, device="cpu"), request.offset)
     tables = {name: None if x is None else x.expand(b, h, q, k) for name, x in (("bias", bias), ("seen", seen))}
     strided = {name: make_rows_contiguous(x) for name, x in (numbers | tables).items()}
     strides = (0 if x is None else x.stride(axis) for x in strided.values() for axis in (0, 1, 2))
     sizes = {"units": units, "share": h // g, "queries": q, "keys": k, "width": width, "statistics": len(NAMES)}
-    run_callback(
+    done = run_callback(
         small_planes.summarize_planes,
         min(torch.get_num_threads(), units) if units * q * k > SMALL_BATCH else 1,
         **sizes,
         strides=(ctypes.c_int64 * 12)(*strides),
         pairs=pairs.contiguous(),
-        positions=torch.as_tensor(request.offset, dtype=torch.int64, device="cpu").expand(b)[pairs[:, 0]],
+        positions=list_positions(request.offset, b, pairs),
         **strided,
         sinks=make_rows_contiguous(sinks),
         weights=weights,
@@ -140,33 +144,43 @@ def summarize_planes(
         softcap=request.softcap or 0.0,
         **({} if sums is None or wanted is None else make_sum_arguments(sums, wanted)),
     )
-    if not found[:2].isfinite().all() or (sinks is not None and sinks.isnan().any()):
+    if done.has_nan or (sinks is not None and sinks.isnan().any()):
         return None
-    statistics = {**dict(zip(NAMES, found, strict=True)), "received": received}
+    if sums is not None:
+        sums.has_blind_query = bool(done.has_blind_query)
+    statistics = {**dict(zip(NAMES, found.unbind(), strict=True)), "received": received}
     return statistics if weights is None else {**statistics, "weights": weights}
+
+
+def list_positions(offset: Offset, b: int, pairs: Tensor) -> Tensor:
+    """Return the position of the first query of each pair (n, 2), by the offset of all batch rows or of each."""
+    if isinstance(offset, int):
+        return torch.full((len(pairs),), offset, dtype=torch.int64, device="cpu")
+    return offset.expand(b)[pairs[:, 0]]
 
 
 def make_sum_arguments(sums: WeightSums, wanted: SumRequest) -> dict[str, Any]:
     """Return the arguments of the compiled pass for sums of weights, which are written to `sums`."""
-    (b, h, q), k = sums.near.shape, sums.is_stripe.shape[-1]
-    tables = {  # a table that batch rows or heads share is not copied, but has strides of 0
-        "counted": wanted.counted.contiguous().expand(b, h, q),
-        "real": wanted.real.contiguous().expand(b, h, k),
-        "heavy_counts": wanted.heavy.expand(b, h),
-        "visible": wanted.visible.contiguous().expand(b, h, q, k),
+    places = {"by_query": sums.by_query, "numbers": sums.numbers, "is_stripe": sums.is_stripe, "heads": sums.numbers.shape[2]}
+    return {**list_table_arguments(wanted), **places, "smallest": SMALLEST_VARIANCE, "mean_count": len(MEANS)}
+
+
+def list_table_arguments(wanted: SumRequest) -> dict[str, Any]:
+    """Return the arguments for the tables of a request: one that batch rows or heads share has strides of 0."""
+    tables = {
+        "counted": wanted.counted.contiguous(),
+        "real": wanted.real.contiguous(),
+        "heavy_counts": wanted.heavy.contiguous(),
+        "visible": wanted.visible.contiguous(),
     }
-    steps = (step for x in tables.values() for step in x.stride()[:2])
+    steps = (x.stride(axis) if x.shape[axis] > 1 else 0 for x in tables.values() for axis in (0, 1))
     return {
         **tables,
-        "heads": h,
         "window": wanted.window,
         "sink": wanted.sink,
-        "table_strides": (ctypes.c_int64 * 9)(*steps, k),
+        "table_strides": (ctypes.c_int64 * 9)(*steps, wanted.visible.shape[-1]),
         "firsts": wanted.first,
         "has_shared_pairs": wanted.visible.shape[:2] == wanted.counted.shape[:2] == (1, 1),
-        "smallest": SMALLEST_VARIANCE,
-        "mean_count": len(MEANS),
-        **{name: getattr(sums, name) for name in ("near", "heavy", "is_stripe", "stripes", "positional", "means")},
     }
 
 

@@ -1,5 +1,6 @@
 """The matrices of a map, one for each batch row and head, traversed by the fastest pass that applies to them."""
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -80,6 +81,8 @@ class MapPlanes:
     @property
     def pair_numbers(self) -> Tensor:
         """The batch row and head in q of each matrix, (b h, 2)."""
+        if isinstance(self.rows, range) and isinstance(self.heads, range):
+            return number_pairs(self.rows, self.heads, self.device)
         return torch.cartesian_prod(self.row_numbers, self.head_numbers)
 
     def list_planes(self) -> list[Plane]:
@@ -173,9 +176,9 @@ class MapPlanes:
         if gathered is None:
             return None
         found, sums = gathered
-        below = Denominators(found.pop("shift"), found.pop("total"))
+        below = Denominators(*(found.pop(name).flatten(0, 1) for name in ("shift", "total")))
         self.denominators.add_product(self.rows, self.heads, below)
-        return {name: self.split_axis(x) for name, x in found.items()}, sums
+        return found, sums
 
     def get_denominators(self, plane: Plane) -> Denominators:
         """Return the denominators of the rows of a plane, computed once."""
@@ -231,6 +234,12 @@ class MapPlanes:
         for part, weights in self.iterate_weights(plane, queries, keys):
             picture.add(queries[part], keys, weights)
         return picture
+
+
+@functools.lru_cache(8)
+def number_pairs(rows: range, heads: range, device: torch.device) -> Tensor:
+    """Return the pairs of batch rows and heads, (rows heads, 2), which the layers of a model share."""
+    return torch.cartesian_prod(*(torch.arange(one.start, one.stop, one.step, device=device) for one in (rows, heads)))
 
 
 def traverse_planes(

@@ -166,11 +166,11 @@ def gather_statistics(
 
 
 def gather_sums(request: Request, pairs: Tensor, wanted: SumRequest) -> tuple[dict[str, Tensor], WeightSums] | None:
-    """Compute row statistics by name, column sums, "shift" and "total", and sums of weights; None if no compiled pass applies.
+    """Compute row statistics (b, h, q) by name, column sums, "shift" and "total", and sums; None if no compiled pass applies.
 
     The pairs are those of some batch rows with some heads, in order.
     """
-    if not can_run_compiled(request, pairs):
+    if not can_run_compiled(request):
         return None
     b, q, k = len(wanted.first), request.q.shape[2], request.k.shape[2]
     sums = WeightSums.allocate(wanted, b, len(pairs) // b, q, k)
@@ -186,9 +186,9 @@ def compute_weights(request: Request, pairs: Tensor) -> Tensor:
 
 def gather_compiled_statistics(request: Request, pairs: Tensor, has_picture: bool) -> dict[str, Tensor] | None:
     """Compute what `gather_statistics` does by compiled loops; None where they do not apply, or if there is a NaN."""
-    return compiled_passes.summarize_planes(request, pairs, has_picture) if can_run_compiled(request, pairs) else None
+    return compiled_passes.summarize_planes(request, pairs, has_picture) if can_run_compiled(request) else None
 
 
-def can_run_compiled(request: Request, pairs: Tensor) -> bool:
-    """Return whether the compiled loops apply to these matrices."""
-    return compiled_passes.can_run_compiled(Plane(request, *pairs[0].tolist())) and threads.can_run_loops()
+def can_run_compiled(request: Request) -> bool:
+    """Return whether the compiled loops apply to the matrices of a request."""
+    return compiled_passes.can_run_compiled(Plane(request, 0, 0)) and threads.can_run_loops()

@@ -43,27 +43,48 @@ class SumRequest:
     first: Tensor  # int64 (b,), the first token, which is no stripe
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class WeightSums:
     """Sums of weights, and the share of the heavy hitters: the keys with the largest sums of weights."""
 
     window: int
     share: float
-    near: Tensor  # (b, h, q)
-    heavy: Tensor  # (b, h)
+    by_query: Tensor  # (2, b, h, q), `near` and `stripes`
+    numbers: Tensor  # float64 (2 + 3 MEANS, b, h), `heavy`, `positional` and `means`
     is_stripe: Tensor  # bool (b, h, k), the heavy hitters other than the first key
-    stripes: Tensor  # (b, h, q)
-    positional: Tensor  # (b, h), as `explain_by_distance`
-    means: Tensor  # float64 (3, MEANS, b, h): over the queries, how many these are, and by chance; 0 without chance
+    has_blind_query: bool = False  # whether a query sees nothing, so that its weights are 0
 
     @staticmethod
     def allocate(wanted: SumRequest, b: int, h: int, q: int, k: int) -> "WeightSums":
         """Allocate the sums of float32 weights (b, h, q, k), for a compiled pass to fill."""
-        near, stripes = torch.empty(2, b, h, q, dtype=torch.float32, device="cpu").unbind()
+        by_query = torch.empty(2, b, h, q, dtype=torch.float32, device="cpu")
         numbers = torch.empty(2 + 3 * len(MEANS), b, h, dtype=torch.float64, device="cpu")
-        is_stripe = torch.empty(b, h, k, dtype=torch.bool, device="cpu")
-        means = numbers[2:].view(3, len(MEANS), b, h)
-        return WeightSums(wanted.window, wanted.share, near, numbers[0], is_stripe, stripes, numbers[1], means)
+        return WeightSums(wanted.window, wanted.share, by_query, numbers, torch.empty(b, h, k, dtype=torch.bool, device="cpu"))
+
+    @property
+    def near(self) -> Tensor:
+        """The weight of each query on nearby keys, (b, h, q)."""
+        return self.by_query[0]
+
+    @property
+    def stripes(self) -> Tensor:
+        """The weight of each query on the stripes, (b, h, q)."""
+        return self.by_query[1]
+
+    @property
+    def heavy(self) -> Tensor:
+        """The share of the heavy hitters, (b, h)."""
+        return self.numbers[0]
+
+    @property
+    def positional(self) -> Tensor:
+        """The share of the variance of the weights that their distance explains, (b, h), as `explain_by_distance`."""
+        return self.numbers[1]
+
+    @property
+    def means(self) -> Tensor:
+        """The means of MEANS over the queries, how many these are, and by chance, (3, MEANS, b, h); 0 without chance."""
+        return self.numbers[2:].view(3, len(MEANS), *self.numbers.shape[1:])
 
 
 def sum_near(weights: Tensor, positions: Tensor, window: int) -> Tensor:

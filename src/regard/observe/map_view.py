@@ -72,17 +72,15 @@ class MapView:
         if not self.is_batch or "overview" in vars(self):
             return
         found = self.map.planes.gather_batch_sums(self.visibility.request_sums(window, share, sink))
-        if found is not None and bool(found[0]["largest"].all()):  # every query sees something
+        if found is not None and not found[1].has_blind_query:
             self.statistics, self.sums, self.is_counted = Statistics(**found[0]), found[1], self.is_token
 
     @cached_property
-    def document_means(self) -> dict[str, tuple[Tensor, Tensor, Tensor | None]]:
-        """The means of scores over the queries that count, how many these are, and by chance, by name; empty without `sums`."""
+    def document_means(self) -> dict[str, Tensor]:
+        """The `averages` of scores over the queries that count, (3, b, h), by name; empty without `sums`."""
         if self.sums is None or self.queries != slice(None):
             return {}
-        means, counts, chances = (x.unbind() for x in self.sums.means)
-        known = [chance if name in CHANCES else None for name, chance in zip(MEANS, chances, strict=True)]
-        return dict(zip(MEANS, zip(means, counts, known, strict=True), strict=True))
+        return dict(zip(MEANS, self.sums.means.unbind(1), strict=True))
 
     @property
     def uniform_local_weight(self) -> Tensor | None:

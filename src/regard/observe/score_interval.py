@@ -24,6 +24,7 @@ class Score(float):
     are NaN where they are not known: see `estimate_scores`.
     """
 
+    __slots__ = ("chance", "count", "high", "low")  # a table has hundreds
     low: float
     high: float
     count: int
@@ -32,7 +33,7 @@ class Score(float):
     def __new__(
         cls, mean: float, low: float = math.nan, high: float = math.nan, count: int = 0, chance: float = math.nan
     ) -> "Score":
-        score = super().__new__(cls, mean)
+        score = float.__new__(cls, mean)
         score.low, score.high, score.count, score.chance = low, high, count, chance
         return score
 
@@ -78,22 +79,39 @@ class QueryScores:
         counted = values if bool(among.all()) else values.where(among, 0)
         return counted.sum(-1, dtype=torch.float64) / self.counts
 
+    @property
+    def has_chance(self) -> bool:
+        """Whether chance is known."""
+        return self.chance is not None
+
+    @property
+    def averages(self) -> Tensor:
+        """The mean, the number of queries, and chance or any number if it is not known, float64 (3, b, h)."""
+        mean = self.mean()
+        return torch.stack([mean, self.counts.double(), mean if self.chance is None else self.chance])
+
 
 @dataclass(frozen=True, eq=False)
 class DocumentMeans:
-    """The mean of a score over the queries that count, how many these are, and the mean by chance if it is known, (b, h) each.
+    """The `averages` of a score of each query, without these scores, which `score_queries` returns."""
 
-    `score_queries` returns the score of each query, of which they are the means.
-    """
-
-    means: Tensor
-    counts: Tensor
-    chance: Tensor | None
+    averages: Tensor  # float64 (3, b, h): the mean, NaN where no query counts, the number of queries, and chance if it is known
+    has_chance: bool
     score_queries: Callable[[], QueryScores]
 
     def mean(self) -> Tensor:
-        """Return the means, (b, h); NaN where no query counts."""
-        return self.means
+        """Return the mean over the queries that count, (b, h); NaN where there are none."""
+        return self.averages[0]
+
+    @property
+    def counts(self) -> Tensor:
+        """The number of queries that count, (b, h)."""
+        return self.averages[1]
+
+    @property
+    def chance(self) -> Tensor | None:
+        """The mean of a head that attends equally to all keys that its queries may see, (b, h), if it is known."""
+        return self.averages[2] if self.has_chance else None
 
 
 HeadScores = QueryScores | DocumentMeans | Tensor  # the last (b, h), of each head, is no mean of queries
@@ -125,33 +143,32 @@ def estimate_scores(found: HeadScores, limits: Limits = UNLIMITED) -> list[Score
 
 def estimate_all_scores(scores: Sequence[HeadScores], limits: Sequence[Limits]) -> list[list[Score]]:
     """Return what `estimate_scores` returns, for each of several scores of the same heads."""
-    means = torch.stack([one.double() if isinstance(one, Tensor) else one.mean() for one in scores])  # (scores, b, h)
-    numbers = (~means.isnan()).sum(1)
-    middles = means.nansum(1) / numbers
-    variances = (means - middles.unsqueeze(1)).square_().nansum(1) / (numbers - 1)
-    columns = *(x.tolist() for x in (middles, variances, numbers)), *count_queries(scores, means)
+    averaged = [one.double().expand(3, -1, -1) if isinstance(one, Tensor) else one.averages for one in scores]
+    table = torch.stack(averaged, 1)  # (3, scores, b, h)
+    numbers, sums = (table == table).sum(2), table.nansum(2)  # of what is not NaN
+    averages = sums / numbers
+    squares = (table[0] - averages[0].unsqueeze(1)).square_().nansum(1)
+    (documents, _, _), (means, _, chances) = numbers.tolist(), averages.tolist()
+    counts = sums[1].tolist()
+    for n, score in enumerate(scores):
+        if isinstance(score, Tensor):  # no mean of queries
+            counts[n] = [0] * len(counts[n])
+        if isinstance(score, Tensor) or not score.has_chance:
+            chances[n] = [math.nan] * len(counts[n])
+    columns = documents, means, squares.tolist(), counts, chances
     found = []
-    for score, ends, documents, *known in zip(scores, limits, means, *columns, strict=True):
-        if isinstance(score, DocumentMeans) and min(known[2]) < 2:  # segments of a single document are compared
+    for n, (score, ends, *known) in enumerate(zip(scores, limits, *columns, strict=True)):
+        if isinstance(score, DocumentMeans) and min(documents[n]) < 2:  # segments of a single document are compared
             score = score.score_queries()
         found.append(
             [
-                make_score(middle, variance, number, count, ends, chance)
+                make_score(mean, square / (number - 1), number, int(count), ends, chance)
                 if number > 1
-                else estimate_score(documents[:, head].tolist(), average_segments(score, head), count, ends, chance)
-                for head, (middle, variance, number, count, chance) in enumerate(zip(*known, strict=True))
+                else estimate_score(table[0, n, :, head].tolist(), average_segments(score, head), int(count), ends, chance)
+                for head, (number, mean, square, count, chance) in enumerate(zip(*known, strict=True))
             ]
         )
     return found
-
-
-def count_queries(scores: Sequence[HeadScores], means: Tensor) -> tuple[list[list[int]], list[list[float]]]:
-    """Return the number of queries that count for each head, 0 if a score is no mean of queries, and its chance or NaN."""
-    none = torch.zeros_like(means[0])
-    counts = torch.stack([none if isinstance(one, Tensor) else one.counts.double() for one in scores]).sum(1).long().tolist()
-    known = {n: one.chance for n, one in enumerate(scores) if not isinstance(one, Tensor) and one.chance is not None}
-    found = dict(zip(known, torch.stack(list(known.values())).nanmean(1).tolist(), strict=True)) if known else {}
-    return counts, [found.get(n, [math.nan] * means.shape[2]) for n in range(len(scores))]
 
 
 def estimate_score(

@@ -41,7 +41,8 @@ class PlaneArguments(Arguments):
         ("table_strides", ctypes.c_int64 * 9),
         *integer_fields("pairs positions q k bias seen sinks weights found received"),
         *integer_fields("counted visible real heavy_counts firsts has_shared_pairs"),
-        *integer_fields("near heavy is_stripe stripes positional means mean_count"),
+        *integer_fields("by_query numbers is_stripe mean_count"),
+        *integer_fields("has_nan has_blind_query"),  # of any matrix, set by the loop
         ("smallest", ctypes.c_double),
         ("scale", ctypes.c_float),
         ("softcap", ctypes.c_float),
@@ -114,6 +115,10 @@ def summarize_planes(place):
         for i in range(q):
             mine = found[:, unit, i], tops[i], shifts[i], sink, positions[unit] + i
             factors[i] = write_statistics(*mine, sums[i, 0], sums[i, 1], sums[i, 2])
+            if not (np.isfinite(found[0, unit, i]) and np.isfinite(found[1, unit, i])):
+                a.has_nan = 1
+            elif found[4, unit, i] == 0:
+                a.has_blind_query = 1
         scale_and_sum_rows(scores, factors, q, summed)
         for i in range(q):
             for name, key in ((6, 0), (7, positions[unit] + i), (8, positions[unit] + i - 1)):
@@ -121,7 +126,7 @@ def summarize_planes(place):
             if len(weights):
                 scale_row(scores[i, :k], ONE, weights[unit, i])
         scale_row(summed[:k], ONE, received[unit])
-        if a.near:
+        if a.numbers:
             if not a.has_shared_pairs or positions[unit] != counted_from:
                 counted_from = positions[unit]
                 at = unit // a.heads * a.table_strides[6] + unit % a.heads * a.table_strides[7]
@@ -147,15 +152,16 @@ def sum_weights(a, unit, rows, position, received, found, room):
     real = view_array(a.real, FAR, np.bool_)[at : at + k]
     count = view_array(a.heavy_counts, FAR, np.int64)[b * strides[4] + h * strides[5]]
     visible, at = view_array(a.visible, FAR, np.bool_), b * strides[6] + h * strides[7]
-    near, stripes = view_array(a.near, (a.units, q), np.float32)[unit], view_array(a.stripes, (a.units, q), np.float32)[unit]
+    by_query = view_array(a.by_query, (2, a.units, q), np.float32)
+    near, stripes = by_query[0, unit], by_query[1, unit]
+    numbers = view_array(a.numbers, (2 + 3 * a.mean_count, a.units), np.float64)[:, unit]
     is_stripe = view_array(a.is_stripe, (a.units, k), np.bool_)[unit]
     first = view_array(a.firsts, a.units, np.int64)[b]
     weight_sums.sum_near(rows, position, a.window, band, near)
     if not counted.all():
         received = weight_sums.sum_counted(rows, counted, k)
     marked = band[: rows.shape[1]]
-    share = weight_sums.find_heavy(received, real, first, count, marked, is_stripe)
-    view_array(a.heavy, a.units, np.float64)[unit] = share
+    numbers[0] = weight_sums.find_heavy(received, real, first, count, marked, is_stripe)
     for j in range(k):
         marked[j] = is_stripe[j]
     marked[k:] = 0
@@ -164,12 +170,11 @@ def sum_weights(a, unit, rows, position, received, found, room):
     squares = weight_sums.sum_columns_and_squares(skewed, distances)
     if not a.has_shared_pairs:
         weight_sums.count_by_distance(visible, at, strides[8], counted, counts)
-    explained = weight_sums.explain_by_distance(distances, counts, squares, a.smallest)
-    view_array(a.positional, a.units, np.float64)[unit] = explained
+    numbers[1] = weight_sums.explain_by_distance(distances, counts, squares, a.smallest)
     score_means.count_common_keys(visible, at, strides[8], is_stripe, seen_counts[2])
     table, query = (visible, at, strides[8], k, seen_counts, counted), (position, first, a.sink)
     score_means.average_scores(rows, found, (near, stripes), table, query, means)
-    view_array(a.means, (3, a.mean_count, a.units), np.float64)[:, :, unit] = means
+    numbers[2:] = means.ravel()
 
 
 @njit_inlined()

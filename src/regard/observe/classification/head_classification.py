@@ -81,8 +81,11 @@ def heads(
     other = "cross" if kind == "self" else "self"
     if not rows and recording.layers(other, part):
         return Heads(rows, (f"the recording has no {kind} attention, but {other} attention: pass kind={other!r}.",))
-    signed = set(recording.layers(IMPLICIT, part)) - set(recording.layers(kind, part)) if layers is None else ()
-    implicit = len([name for name in recording.layers(IMPLICIT, part) if name in signed])
+    signed = recording.layers(IMPLICIT, part) if layers is None else []
+    if signed:
+        others = set(recording.layers(kind, part))
+        signed = [name for name in signed if name not in others]
+    implicit = len(signed)
     if not rows and implicit:
         return Heads(rows, ("no layer has a softmax; kind='implicit' scores those without by the sizes of their entries.",))
     notes = (*split, *wanted.describe_missing_scores(kind, describe_wordless_keys(recording, kind, part)))
@@ -184,5 +187,4 @@ def compute_halfway_weights(look: MapView, window: int) -> list[float]:
         return [math.nan] * look.map.shape[1]
     known = look.uniform_local_weight
     uniform = detectors.uniform_local_weight(look, window) if known is None else known
-    found: list[float] = ((1 + uniform.nanmean(0)) / 2).tolist()
-    return found
+    return [(1 + share) / 2 for share in uniform.nanmean(0).tolist()]

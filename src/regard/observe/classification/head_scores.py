@@ -13,7 +13,7 @@ from regard.map.indexing import check_slice
 from regard.mechanism.arguments import check_count, check_floating, check_instance, check_sequence, describe_value
 from regard.observe import detectors
 from regard.observe.detectors import NEAR, Queries, add_chance
-from regard.observe.map_view import MapView
+from regard.observe.map_view import CHANCES, MapView
 from regard.observe.patterns import Duplicate, Induction, Pattern
 from regard.observe.recorded_runs import words
 from regard.observe.recorded_runs.words import Class, Tokens
@@ -117,7 +117,7 @@ def compute_scores(look: MapView, wanted: HeadOptions) -> dict[str, HeadScores]:
     averaged = look.document_means
 
     def add(name: str, compute: Callable[[], QueryScores]) -> None:
-        found[name] = DocumentMeans(*averaged[name], compute) if name in averaged else compute()
+        found[name] = DocumentMeans(averaged[name], name in CHANCES, compute) if name in averaged else compute()
 
     if look.own:
         add("previous token", lambda: add_chance(look, detectors.weight_on_previous.queries(look), 1))

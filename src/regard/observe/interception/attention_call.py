@@ -30,8 +30,11 @@ class CallArguments:
 
     def build_map(self, k: Tensor, **changes: Any) -> AttentionMap:
         """Return the map of the queries and keys k (b, g, k, d), with these arguments except for `changes`."""
-        given = {one.name: getattr(self, one.name) for one in fields(CallArguments) if one.name != "v"}
+        given = {name: getattr(self, name) for name in MAP_ARGUMENTS}
         return AttentionMap(**given | {"k": k} | changes)
+
+
+MAP_ARGUMENTS = tuple(one.name for one in fields(CallArguments) if one.name != "v")
 
 
 @dataclass(frozen=True)
