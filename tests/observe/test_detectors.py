@@ -89,7 +89,7 @@ def test_the_local_share_is_the_weight_within_a_window(asked, window):
     close(detectors.local_weight(m, window), dense.mean(lambda b, h, i: dense.weights[b, h, i, near(b, i)].sum()))
     close(
         detectors.uniform_local_weight(m, window),
-        dense.mean(lambda b, h, i: dense.visible[b, h, i, near(b, i)].sum() / dense.visible[b, h, i].sum()),
+        dense.mean(lambda b, h, i: dense.visible[b, h, i, near(b, i)].double().sum() / dense.visible[b, h, i].sum()),
     )
 
 
