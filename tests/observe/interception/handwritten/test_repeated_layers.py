@@ -83,6 +83,20 @@ def test_three_layers_of_a_form_are_recorded_as_three_that_are_followed(name):
     record_both(Stack([Own(form) for _ in range(3)]), torch.randn(shape))
 
 
+@pytest.mark.parametrize(("most", "count"), [(2**25, 2), (2**22, 0)])
+def test_layers_of_512_tokens_repeat_the_first_unless_they_are_too_large_to_be_held(monkeypatch, most, count):
+    if most != layer_steps.MOST_ENTRIES:
+        for module in (layer_steps, repeated_layers):
+            monkeypatch.setattr(module, "MOST_ENTRIES", most)
+    repeat, found = repeated_layers.RepeatedLayers.repeat, list[bool]()
+    monkeypatch.setattr(repeated_layers.RepeatedLayers, "repeat", lambda *call: found.append(repeat(*call)) or found[-1])
+    torch.manual_seed(3)
+    model, x = Stack([Own(lambda q, k, v: (q @ k.mT).softmax(-1) @ v) for _ in range(3)]), torch.randn(4, 512, C)
+    with torch.no_grad(), record(model) as recording:
+        model(x)
+    assert (len(recording.calls), sum(found)) == (3, count)
+
+
 @given(st.lists(st.sampled_from(sorted(FORMS)), min_size=3, max_size=6), st.integers(0, 99))
 def test_layers_of_different_forms_are_recorded_as_those_that_are_followed(names, seed):
     torch.manual_seed(seed)

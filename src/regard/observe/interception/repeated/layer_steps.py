@@ -16,7 +16,7 @@ from regard.observe.interception.provenance import ModuleFrame
 from regard.observe.interception.repeated.layer_forms import CallForm, FollowedTensor, LayerForm, build_call_form, find_followed
 from regard.observe.interception.repeated.step_description import LayerStep, StepDescriber
 
-MOST_ENTRIES = 2**22  # of the results that are held until a module ends
+MOST_ENTRIES = 2**25  # of the results that are held until a module ends, with views: 12 matrices of 512 tokens have 3 million
 MOST_STEPS = 256
 
 
