@@ -124,7 +124,8 @@ def classify_heads(
         b, h, _, k = m.shape
         numbers = recording.heads(number, kind=kind, part=part)
         asked = range(len(numbers)) if some is None else some
-        theirs = replace(wanted, tokens=words.select_key_words(wanted.tokens, kind, names[number]))
+        own = words.select_key_words(wanted.tokens, kind, names[number])
+        theirs = wanted if own is wanted.tokens else replace(wanted, tokens=own)
         tokens = None if theirs.tokens is None else words.convert_to_ids(theirs.tokens, b, k, m.device)
         look = MapView(m if some is None else m.select(heads=some), tokens, kind == "self", wanted.queries)
         values = recording.values(number, kind=kind, part=part)
