@@ -136,7 +136,6 @@ class Mix(nn.Module):
     def __init__(self, style: str) -> None:
         super().__init__()
         self.style, self.score, self.other = style, nn.Linear(C, K), nn.Linear(C, K * C)
-        self.of_one = nn.Sequential(nn.Linear(C, 1), nn.Tanh())
         self.weight, self.centres = nn.Parameter(torch.randn(K, C, C)), nn.Parameter(torch.randn(K, C))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -163,12 +162,9 @@ class Mix(nn.Module):
             return x * (self.other(x)[..., :C].tanh() * x.sigmoid()).softmax(1)
         if self.style == "wide channels":
             return ((self.other(x) + self.other(x.flip(1))).softmax(1) * self.other(x)).sum(1)
-        if self.style == "bins":
-            enlarged = F.interpolate(x[:, : T // 2].mT, T) + x.mT  # (b, c, t)
-            return (enlarged.softmax(1) * x.mean(1).unsqueeze(-1)).sum(1)
-        assert self.style == "one row of tokens in another order"
-        x = torch.cat([x.flatten(0, 1)[torch.arange(B * T).flip(0)[:B]], x.flatten(0, 1)[torch.arange(B)]])
-        return (self.of_one(x).softmax(0) * x).sum(0)
+        assert self.style == "bins"
+        enlarged = F.interpolate(x[:, : T // 2].mT, T) + x.mT  # (b, c, t)
+        return (enlarged.softmax(1) * x.mean(1).unsqueeze(-1)).sum(1)
 
 
 class Algebra(nn.Module):
@@ -406,7 +402,6 @@ def list_modules() -> dict[str, nn.Module]:
             "gated channels",
             "wide channels",
             "bins",
-            "one row of tokens in another order",
         ],
         Algebra: [
             *(

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from regard.observe.interception.function_roles import POWERS, Role, infer_role, name_exponential, strip_affixes
 from regard.observe.interception.handwritten.ancestors.ancestor_search import has_tokens, is_residual
+from regard.observe.interception.handwritten.ancestors.stacked_axes import has_stacked_layers
 from regard.observe.interception.handwritten.ancestors.token_pairs import find_pair
 from regard.observe.interception.handwritten.ancestors.windows import weighs_copies
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
@@ -295,7 +296,7 @@ class HandwrittenTracker(ProductTracker):
             return  # y is x for a module that hooks are put on
         if y.shape[-1:] == (1,) and y.shape[:-1] == x.shape[:-1]:
             pair = find_pair(frames[-1], x, over_last=True)
-            if pair is not None or x.dim() > 3:
+            if pair is not None or (x.dim() > 3 and not has_stacked_layers(frames, x)):
                 self.start_scores(frames, y, pair)
                 return
         trace = next((one for _, one in settle_all(self, self.find_all([x]))), None)

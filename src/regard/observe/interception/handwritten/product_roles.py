@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.observe.interception.folded_heads import find_joining_axis
 from regard.observe.interception.function_roles import strip_affixes
 from regard.observe.interception.handwritten.ancestors.ancestor_search import has_tokens, is_end, is_routed, walk_back
 from regard.observe.interception.handwritten.ancestors.generated_matrices import multiplies_generated_matrix
@@ -15,6 +14,7 @@ from regard.observe.interception.handwritten.ancestors.layouts import skip_layou
 from regard.observe.interception.handwritten.ancestors.projections import find_projection, has_features_last
 from regard.observe.interception.handwritten.ancestors.query_axes import are_scored_rows, list_axes
 from regard.observe.interception.handwritten.ancestors.row_provenance import RowSearch
+from regard.observe.interception.handwritten.ancestors.stacked_axes import are_stacked_tokens
 from regard.observe.interception.handwritten.ancestors.windows import reads_windows
 from regard.observe.interception.handwritten.linear.corrected_values import list_mixed_values
 from regard.observe.interception.handwritten.linear.linear_attention import (
@@ -23,8 +23,13 @@ from regard.observe.interception.handwritten.linear.linear_attention import (
     sums_features,
 )
 from regard.observe.interception.handwritten.linear.linear_scores import SUM_ROUNDINGS, is_table
-from regard.observe.interception.handwritten.products.contraction import find_axes, is_shared
-from regard.observe.interception.handwritten.products.labelled_product import LabelledProduct, label_entries, label_terms
+from regard.observe.interception.handwritten.products.contraction import is_shared
+from regard.observe.interception.handwritten.products.labelled_product import (
+    LabelledProduct,
+    find_axes,
+    label_entries,
+    label_terms,
+)
 from regard.observe.interception.handwritten.products.tensor_axes import AxisTable, Dims
 from regard.observe.interception.handwritten.products.traces import Trace, Traced, TraceKind, Traces
 from regard.observe.interception.handwritten.scores.added_scores import SUM
@@ -51,11 +56,13 @@ def is_attention_product(
     rows = [] if product is None else product.list_rows(product.find_place(x))
     if product is not None and not are_windows and mixes_within_tokens(frames, product, rows):
         return False
-    shared, summed = find_axes(name, args, operands, x)
+    shared, summed = find_axes(name, args, operands, x, product)
     along = summed is None or not trace.extent or summed == trace.extent or trace.extent not in x.shape
     shared = shared or are_windows or any(reads_other_tokens(frames, x, v) for v in others)
     shared = shared or (along and any(pools_tokens(traces, frames, trace, x, v, product) for v in others))
-    return shared and along and not any(is_routed(frames, x, v) for v in others)
+    if not shared or not along or any(is_routed(frames, x, v) for v in others):
+        return False
+    return are_windows or not any(mixes_layers(traces, frames, trace, x, v, product) for v in others)
 
 
 def reads_other_tokens(frames: list[ModuleFrame], weights: Tensor, values: Tensor) -> bool:
@@ -89,18 +96,37 @@ def pools_tokens(
     trace = traces.find(weights) or trace  # of the weights alone, without the axes of what they were multiplied with
     if trace.keys is None or trace.dims is None or trace.extent < 2 or product is None or is_loss(frames[-1], values):
         return False
-    if is_joined(frames[-1:], values, over_last=False):
+    are_tokens = are_stacked_tokens(frames, values, find_key_places(traces, trace, weights, product))
+    if are_tokens is False or not are_scored_rows(frames, traces.table, weights, trace.dims, trace.keys):
         return False
-    if not are_scored_rows(frames, traces.table, weights, trace.dims, trace.keys):
-        return False
-    keys, place, table = {*traces.table.expand_axes(trace.keys)}, product.find_place(weights), AxisTable()
-    own = zip(product.labels[place], traces.table.expand_dims(trace.dims), strict=True)
-    summed, dims = {label for label, axes in own if keys & {*axes}}, table.add_dims(values.shape)
+    if are_tokens:
+        return True
+    table = AxisTable()
+    dims = table.add_dims(values.shape)
     of_values = RowSearch(table).find(frames, values, dims)
     if of_values is None:
         return True
-    tokens = {axis for label, axes in zip(product.labels[1 - place], dims, strict=True) if label in summed for axis in axes}
-    return {*table.expand_axes((*tokens,))} <= of_values.rows
+    tokens = tuple(axis for n in find_key_places(traces, trace, weights, product) for axis in dims[n])
+    return {*table.expand_axes(tokens)} <= of_values.rows
+
+
+def mixes_layers(
+    traces: Traces, frames: list[ModuleFrame], trace: Trace, weights: Tensor, values: Tensor, product: LabelledProduct | None
+) -> bool:
+    """Return whether a softmax weighs outputs of layers or experts that were stacked, as a scalar mix over layers does."""
+    trace = traces.find(weights) or trace
+    places = [] if product is None else find_key_places(traces, trace, weights, product)
+    return bool(places) and are_stacked_tokens(frames, values, places) is False
+
+
+def find_key_places(traces: Traces, trace: Trace, weights: Tensor, product: LabelledProduct) -> list[int]:
+    """Return the dimensions of what weights are multiplied with that are those of their softmax; none if it is not known."""
+    if trace.keys is None or trace.dims is None:
+        return []
+    keys, place = {*traces.table.expand_axes(trace.keys)}, product.find_place(weights)
+    own = zip(product.labels[place], traces.table.expand_dims(trace.dims), strict=True)
+    summed = {label for label, axes in own if keys & {*axes}}
+    return [n for n, label in enumerate(product.labels[1 - place]) if label in summed]
 
 
 def is_loss(frame: ModuleFrame, x: Tensor) -> bool:
@@ -119,14 +145,10 @@ def find_arguments(frame: ModuleFrame, x: Tensor) -> set[int]:
     return ids
 
 
-def is_joined(frames: list[ModuleFrame], x: Tensor, over_last: bool = True) -> bool:
-    """Return whether x was joined of several tensors in the running frames, behind the last layer.
-
-    over_last: also where they are joined along the last axis, as the features of two directions are.
-    """
+def is_joined(frames: list[ModuleFrame], x: Tensor) -> bool:
+    """Return whether x was joined of several tensors in the running frames, behind the last layer."""
     makers = walk_back(frames, (weakref.ref(x), 0), lambda maker, *_: not is_end(maker))
-    joins = [maker for _, _, found in makers for maker in found if maker.name in JOINS]
-    return any(over_last or one.layout is None or find_joining_axis(one.layout) < len(one.layout[1]) - 1 for one in joins)
+    return any(maker.name in JOINS for _, _, found in makers for maker in found)
 
 
 def is_value(traces: Traces, frame: ModuleFrame, v: Tensor, trace: Trace) -> bool:
@@ -273,13 +295,15 @@ def makes_features(frames: list[ModuleFrame], product: LabelledProduct) -> bool:
 
 def shares_values(traces: Traces, frames: list[ModuleFrame], trace: Trace, weights: Tensor, values: Tensor) -> bool:
     """Return whether rows of weights share values that they did not choose, or read other tokens, or pool all tokens."""
+    product, are_windows = label_entries(weights, values), reads_windows(frames, weights, values, trace.extent)
     is_read = (
         is_shared(weights, values, trace.extent)
-        or reads_windows(frames, weights, values, trace.extent)
+        or are_windows
         or reads_other_tokens(frames, weights, values)
-        or pools_tokens(traces, frames, trace, weights, values, label_entries(weights, values))
+        or pools_tokens(traces, frames, trace, weights, values, product)
     )
-    return is_read and not is_routed(frames, weights, values)
+    is_read = is_read and not is_routed(frames, weights, values)
+    return is_read and (are_windows or not mixes_layers(traces, frames, trace, weights, values, product))
 
 
 def sums_tokens(traces: Traces, frames: list[ModuleFrame], trace: Trace) -> bool | None:

@@ -70,6 +70,16 @@ class LabelledProduct(NamedTuple):
         return a, b, tuple(axes.get(label, ()) for label in self.result)
 
 
+class SummedAxes(NamedTuple):
+    """Whether an operand has several rows for the same entries of the others, and the length of the summed axis if known."""
+
+    is_shared: bool
+    summed: int | None
+
+
+UNKNOWN = SummedAxes(True, None)
+
+
 def label_product(name: str, operands: list[Tensor], args: Any, kwargs: Any) -> LabelledProduct | None:
     """Return what a product function of this name computes; None if it has not two operands or is of another kind."""
     core = strip_affixes(name)
@@ -90,6 +100,23 @@ def label_product(name: str, operands: list[Tensor], args: Any, kwargs: Any) -> 
     if core == "einsum" and args and isinstance(args[0], str):
         return label_einsum(args[0], a, b)
     return label_tensordot(a, b, args[2] if len(args) > 2 else kwargs.get("dims", 2)) if core == "tensordot" else None
+
+
+def find_axes(name: str, args: Any, operands: list[Tensor], x: Tensor, product: LabelledProduct | None) -> SummedAxes:
+    """Return what a product does along the axes of x, one of its operands; UNKNOWN if it is no product of known labels."""
+    if product is not None:
+        own, others, result = product.labels[product.find_place(x)], product.labels[1 - product.find_place(x)], product.result
+    else:
+        is_einsum = strip_affixes(name) == "einsum" and args and isinstance(args[0], str)
+        terms, result = label_terms(args[0], operands) if is_einsum else ([], [])
+        if not terms:
+            return UNKNOWN
+        place = next(n for n, one in enumerate(operands) if one is x)
+        own, others = terms[place], [label for n, term in enumerate(terms) if n != place for label in term]
+    sizes = [*zip(own, x.shape, strict=True)]
+    summed = [size for label, size in sizes if label not in result]
+    is_shared = any(size > 1 and label in result and label not in others for label, size in sizes)
+    return SummedAxes(is_shared, summed[0] if len(summed) == 1 else None)
 
 
 def number_labels(x: Tensor, prefix: str) -> Labels:
