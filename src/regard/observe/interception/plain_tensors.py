@@ -57,6 +57,12 @@ def has_own_data(x: Tensor) -> bool:
     return type(x) in PLAIN or type(x).__torch_dispatch__ is Tensor.__torch_dispatch__
 
 
+def is_comparable(x: Tensor) -> bool:
+    """Return whether a condition may be computed of a tensor's numbers: not inside torch.vmap, nor of one without its own."""
+    is_plain = has_own_data(x) and not (x.is_nested or x.is_meta) and x.layout is torch.strided
+    return is_plain and not torch._C._functorch.is_batchedtensor(x)
+
+
 def is_distributed(x: Any) -> bool:
     """Return whether a value is a DTensor, whose class is not imported here."""
     return type(x).__name__ == "DTensor"

@@ -53,7 +53,7 @@ from regard.observe.interception.handwritten.weight_tracker import activate
 from regard.observe.interception.provenance import JOINS, LIKE_ANOTHER, ModuleFrame
 from regard.observe.interception.tensor_arguments import find_tensors, list_entries, list_objects
 
-STARTS = (Role.SOFTMAX, Role.LOG_SOFTMAX, Role.PRODUCT, Role.DISTANCE, Role.SUM, Role.ONE_HOT)
+STARTS = (Role.SOFTMAX, Role.LOG_SOFTMAX, Role.PRODUCT, Role.DISTANCE, Role.SUM)
 COMPLEX = "its weights are made complex numbers before they are multiplied with the values, which is not followed"
 USES = (Role.PRODUCT, Role.MULTIPLY, Role.SUM)  # of weights, which UsedWeights follows
 STRAIGHT = (nn.Dropout, nn.Identity)  # parameterless modules that do not turn scores into weights
@@ -164,8 +164,6 @@ class HandwrittenTracker(ProductTracker):
         is_gate = role is Role.NONLINEAR and strip_affixes(name) in GATES
         self.has_exponentials |= is_gate and strip_affixes(name) in EXPONENTIALS
         if not results or not (traced or role in STARTS or role is Role.MULTIPLY or is_gate):
-            if role is Role.ONE_HOT:
-                self.has_one_hot = True
             return None
         moves = is_replayed(name) and not fills_followed(name, args, traced)
         traced = traced if moves else settle_all(self, traced)

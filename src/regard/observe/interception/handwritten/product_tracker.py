@@ -7,9 +7,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from regard.observe.interception.function_roles import Role, infer_role, strip_affixes
-from regard.observe.interception.handwritten.ancestors.ancestor_search import find_ancestors, has_tokens
-from regard.observe.interception.handwritten.ancestors.layouts import skip_layouts
+from regard.observe.interception.function_roles import Role, strip_affixes
+from regard.observe.interception.handwritten.ancestors.ancestor_search import has_tokens
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
 from regard.observe.interception.handwritten.linear.changeable_contexts import ChangeableContexts
 from regard.observe.interception.handwritten.linear.chunk_loops import FoundCall
@@ -57,7 +56,8 @@ from regard.observe.interception.handwritten.scores.head_mixing import is_head_m
 from regard.observe.interception.handwritten.softmax.attention_free import TableProducts
 from regard.observe.interception.handwritten.softmax.divided_exponentials import find_exponential
 from regard.observe.interception.handwritten.softmax.edge_call import is_edge_softmax
-from regard.observe.interception.handwritten.softmax.edge_softmax import EdgeExponentials, is_one_hot, sums_edges
+from regard.observe.interception.handwritten.softmax.edge_softmax import EdgeExponentials, sums_edges
+from regard.observe.interception.handwritten.softmax.index_matrices import find_index, is_square_of_one_hot
 from regard.observe.interception.handwritten.softmax.merged_blocks import MergedBlocks
 from regard.observe.interception.handwritten.softmax.pair_loops import divides_by_loop
 from regard.observe.interception.handwritten.weight_tracker import WeightTracker
@@ -81,7 +81,6 @@ class ProductTracker(WeightTracker):
         self.gated_sums = GatedSums()
         self.merged_blocks = MergedBlocks()
         self.summaries = WeakTensorKeyDictionary()  # sums of values by a softmax of no pairs, with their owners
-        self.has_one_hot = False  # whether F.one_hot has run
         self.has_exponentials = False  # whether an exponential has run
 
     def clear(self) -> None:
@@ -94,7 +93,6 @@ class ProductTracker(WeightTracker):
         self.gated_sums.clear()
         self.merged_blocks.clear()
         self.summaries.clear()
-        self.has_one_hot = False
         self.has_exponentials = False
 
     def follow_product(
@@ -110,7 +108,7 @@ class ProductTracker(WeightTracker):
             values = trace.kind is TraceKind.WEIGHTS and any(is_value(self, frames[-1], v, trace) for v in others)
             values = values and not (is_sum_of_scores(self, trace, x, product) or is_sum_of_heads(self, trace, x, product))
             values = values and not (are_feature_maps or is_factor(name, args, operands, x))
-            if values and self.has_one_hot and trace.form is None and not trace.extent:
+            if values and trace.form is None and not trace.extent:
                 values = not sums_edges(frames[-1], weakref.ref(x), [weakref.ref(v) for v in others])
             if values and (trace.pairs or is_attention_product(self, frames, name, args, operands, x, trace, product)):
                 if not trace.pairs and self.start_linear_call(frames, name, args, kwargs, others, y):
@@ -119,7 +117,7 @@ class ProductTracker(WeightTracker):
             learned = any(isinstance(v, nn.Parameter) for v in others)
             if trace.kind is TraceKind.WEIGHTED and (trace.pairs or trace.shared) and not learned:
                 return self.complete_call(trace, x, None, "mul", name)  # with ones
-            if learned and product is not None and len(summed := find_summed_dims(product, x)) == 1:
+            if learned and product is not None and len(summed := product.list_summed_dims(x)) == 1:
                 self.miss_memories(frames, x, summed[0], name, y)
             undecided = trace.kind is TraceKind.SCORES and trace.pairs
             undecided = undecided and not any(is_score_matrix(self, frames[-1], v, trace) for v in others)
@@ -153,9 +151,11 @@ class ProductTracker(WeightTracker):
             return None
         if len(token_operands) == 1 < len(operands) and role is Role.PRODUCT and is_first_state(frames[-1], operands):
             token_operands = operands
-        if self.has_one_hot and sum(is_one_hot(frames[-1], weakref.ref(x)) for x in token_operands) == 1 < len(token_operands):
-            call = self.follow_edges(frames[-1], name, args, kwargs, token_operands)
-            if call is not None or not is_square_of_one_hot(frames[-1], token_operands, y):
+        if len(operands) > 1 and token_operands and (index := find_index(self, frames[-1], operands, product)) is not None:
+            started = self.count
+            call = self.follow_edges(frames[-1], name, args, kwargs, [x for x in token_operands if x is not index])
+            is_pick = len(token_operands) > 1 and not is_square_of_one_hot(frames[-1], token_operands, y)
+            if call is not None or self.count > started or is_pick:
                 return call
         if len(token_operands) > 1:
             if role is Role.PRODUCT and product is not None and makes_features(frames, product):
@@ -330,18 +330,3 @@ def is_first_state(frame: ModuleFrame, operands: list[Tensor]) -> bool:
     """Return whether one of two operands is a state of zeros, from which a decoder starts, of one query for each row."""
     zeros = [x for x in operands if frame.find_contents(weakref.ref(x)) == CONSTANT and not isinstance(x, nn.Parameter)]
     return len(operands) == 2 and len(zeros) == 1 and zeros[0].is_floating_point() and not bool(zeros[0].any())
-
-
-def find_summed_dims(product: LabelledProduct, x: Tensor) -> list[int]:
-    """Return the dimensions of an operand x that a product sums."""
-    labels = product.labels[product.find_place(x)]
-    return [n for n, label in enumerate(labels) if label not in product.result]
-
-
-def is_square_of_one_hot(frame: ModuleFrame, operands: list[Tensor], y: Tensor) -> bool:
-    """Return whether y has as many rows as columns, and operands made from one index: one-hot tokens attend to each other."""
-    if y.dim() < 2 or y.shape[-1] != y.shape[-2]:
-        return False
-    common = set.intersection(*(find_ancestors([frame], x) for x in operands))
-    makers = [maker for x in operands if (maker := skip_layouts(frame, weakref.ref(x))) is not None]
-    return any(id(one) in common for maker in makers if infer_role(maker.name) is Role.ONE_HOT for one in maker.given)

@@ -18,6 +18,7 @@ from regard.observe.interception.handwritten.scores.entry_sources import drop_re
 from regard.observe.interception.handwritten.scores.row_edits import keeps_numbers
 from regard.observe.interception.handwritten.scores.second_products import UsedWeights
 from regard.observe.interception.handwritten.softmax.edge_call import find_edge_sum
+from regard.observe.interception.handwritten.softmax.edge_softmax import sums_edges
 from regard.observe.interception.handwritten.softmax.key_blocks import KeyBlocks
 from regard.observe.interception.handwritten.softmax.key_sums import KeySums
 from regard.observe.interception.lookups import read_version
@@ -57,6 +58,8 @@ class WeightTracker(ScoreTracker):
         if y.numel() <= trace.size and not trace.is_by_channel:
             return False  # a factor without an axis beyond those of the weights is a mask
         values = [v for v in tensors if v is not x and is_value(self, frames[-1], v, trace)]
+        if not values and trace.form is None and not trace.extent:
+            values = [v for v in tensors if v is not x and sums_edges(frames[-1], weakref.ref(x), [weakref.ref(v)])]
         if y.numel() <= trace.size:  # one over the sums of exponentials, for each edge
             values = [v for v in values if id(weakref.ref(x)) not in find_ancestors(frames[-1:], v)]
         shared = not trace.pairs and any(shares_values(self, frames, trace, x, v) for v in values)

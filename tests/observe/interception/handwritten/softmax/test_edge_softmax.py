@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from observe.recording_checks import record_and_compare
 from regard.observe.attention_changes import CutEdges, KnockOut, Temperature
 from regard.observe.interception.handwritten import handwritten_call
-from regard.observe.interception.handwritten.handwritten_call import SPARSE, UNFOLLOWED
+from regard.observe.interception.handwritten.handwritten_call import SPARSE
 from regard.observe.interception.handwritten.softmax.edge_call import CHANGED, EDGE_KEYS, GRAPH
 from regard.observe.interception.handwritten.softmax.edge_softmax import EDGES
 from regard.observe.intervene import intervene
@@ -294,52 +294,6 @@ class SegmentAttention(nn.Module):
         self.scores = self.score(x)[self.senders] + self.score(x).square()[self.receivers]
         e = self.scores.exp()
         return self.add(e / self.add(e)[self.receivers] * self.project(x)[self.senders])
-
-
-class OneHotAttention(nn.Module):
-    """The index of a graph is a matrix of zeros and ones, whose products pick entries or sum them."""
-
-    def __init__(self, picks: bool, sums: bool, scores: bool) -> None:
-        super().__init__()
-        self.project, self.score, self.picks, self.sums, self.scores = nn.Linear(C, D), nn.Linear(C, 1), picks, sums, scores
-
-    def pick(self, x: Tensor, index: Tensor, by_product: bool) -> Tensor:
-        return torch.einsum("en,nd->ed", F.one_hot(index, NODES).to(x.dtype), x) if by_product else x[index]
-
-    def add(self, x: Tensor) -> Tensor:
-        return F.one_hot(RECEIVERS, NODES).to(x.dtype).mT @ x if self.sums else add_by_index(x, RECEIVERS, NODES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        sent, received = self.score(x), self.score(x).square()
-        e = (self.pick(sent, SENDERS, self.scores) + self.pick(received, RECEIVERS, self.scores)).exp()
-        weights = e / self.pick(self.add(e), RECEIVERS, self.picks)
-        return self.add(weights * self.pick(self.project(x), SENDERS, self.picks))
-
-
-class OneHotSums(nn.Module):
-    """A matrix of zeros and ones sums the exponentials, (edges,) or (edges, 1), and the weighted values."""
-
-    def __init__(self, score: str, keepdim: bool, divides_first: bool) -> None:
-        super().__init__()
-        self.query, self.key, self.value, self.of_sum = nn.Linear(C, D), nn.Linear(C, D), nn.Linear(C, D), nn.Linear(D, 1)
-        self.of_both, self.score, self.keepdim, self.divides_first = nn.Linear(2 * D, 1), score, keepdim, divides_first
-
-    def compute_scores(self, x: Tensor) -> Tensor:
-        q, k = self.query(x)[RECEIVERS], self.key(x)[SENDERS]
-        if self.score == "product":
-            return (q * k).sum(-1)
-        if self.score == "joined":
-            return F.leaky_relu(self.of_both(torch.cat([q, k], -1))).squeeze(-1)
-        return self.of_sum(torch.tanh(q + k)).squeeze(-1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        index, e = F.one_hot(RECEIVERS, NODES).to(x.dtype), self.compute_scores(x).exp()
-        e = e[:, None] if self.keepdim else e
-        z = index.T @ e
-        columns = e if self.keepdim else e[:, None]
-        if self.divides_first:
-            return index.T @ (columns / z.view(-1, 1)[RECEIVERS] * self.value(x)[SENDERS])
-        return index.T @ (columns * self.value(x)[SENDERS]) / z.view(-1, 1)
 
 
 def add_scores(module: nn.Module, x: Tensor, neighbors: Tensor, node: int) -> Tensor:
@@ -627,31 +581,6 @@ def test_exponentials_may_be_multiplied_by_one_over_their_sums(name):
 @pytest.mark.parametrize("has_offsets", [False, True])
 def test_sums_may_be_those_of_segments(has_offsets):
     check_map(SegmentAttention(has_offsets), SegmentAttention.senders, SegmentAttention.receivers)
-
-
-@pytest.mark.parametrize("scores", [False, True])
-@pytest.mark.parametrize("picks", [False, True])
-def test_sums_by_a_matrix_of_zeros_and_ones_are_missed(picks, scores):
-    recording = record_module(OneHotAttention(picks, True, scores), missing=True)
-    assert not recording.calls
-    assert [(one.module, one.reason) for one in recording.missed] == [("0", UNFOLLOWED)]
-
-
-@pytest.mark.parametrize("scores", [False, True])
-def test_values_that_a_matrix_of_zeros_and_ones_picks_are_those_of_edges(scores):
-    recording = record_module(OneHotAttention(True, False, scores), missing=False)
-    (call,), (note,) = recording.calls, recording.notes
-    assert EDGE_KEYS in note
-    assert call.map.shape == (1, 1, NODES, EDGE_COUNT)
-
-
-@pytest.mark.parametrize("divides_first", [False, True])
-@pytest.mark.parametrize("keepdim", [False, True])
-@pytest.mark.parametrize("score", ["product", "joined", "sum"])
-def test_sums_of_exponentials_by_a_matrix_of_zeros_and_ones_are_no_call(score, keepdim, divides_first):
-    recording = record_module(OneHotSums(score, keepdim, divides_first), missing=True)
-    assert not recording.calls
-    assert [(one.module, one.reason) for one in recording.missed] == [("0", UNFOLLOWED)]
 
 
 @pytest.mark.parametrize("score_neighbors", [add_scores, add_scores_in_a_module, score_edges])

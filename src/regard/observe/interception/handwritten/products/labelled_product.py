@@ -51,6 +51,10 @@ class LabelledProduct(NamedTuple):
         """Return the labels of the result that only the operand at a place has."""
         return [label for label in self.labels[place] if label in self.result and label not in self.labels[1 - place]]
 
+    def list_summed_dims(self, x: Tensor) -> list[int]:
+        """Return the dimensions of an operand that are summed."""
+        return [n for n, label in enumerate(self.labels[self.find_place(x)]) if label not in self.result]
+
     def build_dims(self, table: AxisTable, known: dict[int, Dims]) -> tuple[Dims, Dims, Dims]:
         """Return the axes of both operands and of the result; `known` are those of an operand by its place.
 

@@ -12,6 +12,7 @@ from regard.observe.interception.handwritten.ancestors.ancestor_search import Te
 from regard.observe.interception.handwritten.ancestors.layouts import LAYOUTS, skip_layouts
 from regard.observe.interception.handwritten.ancestors.token_pairs import are_all_tokens, find_meeting
 from regard.observe.interception.handwritten.products.score_form import PRODUCTS
+from regard.observe.interception.handwritten.softmax.index_matrices import is_one_hot
 from regard.observe.interception.provenance import TOKEN, ModuleFrame
 
 EDGES = "its keys are the neighbors of each node of a graph, over which values are summed by an index, which is not followed"
@@ -86,12 +87,6 @@ def scores_neighbors(frame: ModuleFrame, x: TensorRef, shape: Sequence[int], axi
     least, most = min(n for _, n in tokens), max(n for _, n in tokens)
     is_broadcast = entries == most == size == least * extent and len(shape) < 3 and axis % len(shape) == 0
     return infer_role(addition.name) is Role.ADD and is_broadcast and are_all_tokens(frame, tokens)
-
-
-def is_one_hot(frame: ModuleFrame, x: TensorRef) -> bool:
-    """Return whether the rows of a tensor are an index as F.one_hot writes it: a product with it picks or sums entries."""
-    maker = skip_layouts(frame, x)
-    return maker is not None and infer_role(maker.name) is Role.ONE_HOT
 
 
 def sums_edges(frame: ModuleFrame, x: TensorRef, others: Sequence[TensorRef]) -> bool:
