@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 import regard
 from observe.recording_checks import EQUAL, record_and_compare
+from regard.observe.attention_changes import CutEdges
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 B, T, C, H = 3, 7, 8, 2
@@ -21,6 +22,7 @@ class Pooling(nn.Module):
         self.score, self.value, self.hidden, self.gate = nn.Linear(C, 1), nn.Linear(C, C), nn.Linear(C, 6), nn.Linear(C, 6)
         self.of_hidden, self.context, self.of_heads = nn.Linear(6, 1), nn.Parameter(torch.randn(6)), nn.Linear(C, H)
         self.of_pixels, self.query = nn.Conv2d(C, 1, 1), nn.Parameter(torch.randn(1, 1, C))
+        self.network = nn.Sequential(nn.Linear(C, 6), nn.Tanh(), nn.Linear(6, 1), nn.Sigmoid())
         self.forwards, self.backwards = (nn.GRU(C, C // 2, batch_first=True) for _ in "12")
 
     def forward(self, x: Tensor) -> Tensor:
@@ -113,6 +115,45 @@ class Pooling(nn.Module):
         weights = self.score(x).exp()
         return (self.store(weights / weights.sum(1, keepdim=True)) * x).sum(1)
 
+    def logarithms(self, x: Tensor) -> Tensor:
+        return (self.store(self.score(x).log_softmax(1).exp()) * x).sum(1)
+
+    def product_of_logarithms(self, x: Tensor) -> Tensor:
+        return self.store(F.log_softmax(self.score(x).mT, -1).exp()) @ self.value(x)
+
+    def learned_query_by_logarithms(self, x: Tensor) -> Tensor:
+        return self.store(torch.log_softmax(self.query @ self.value(x).mT, -1).exp()) @ x
+
+    def sigmoids(self, x: Tensor) -> Tensor:
+        gates = self.score(x).sigmoid()
+        return (self.store(gates / gates.sum(1, keepdim=True)) * x).sum(1)
+
+    def product_of_sigmoids(self, x: Tensor) -> Tensor:
+        gates = torch.sigmoid(self.score(x).mT)
+        return self.store(gates / gates.sum(-1, keepdim=True)) @ self.value(x)
+
+    def masked_sigmoids(self, x: Tensor) -> Tensor:
+        gates = self.score(x).squeeze(-1).sigmoid() * (torch.arange(T) < torch.tensor([T, T - 2, T - 3]).unsqueeze(1))
+        return torch.einsum("bt,btc->bc", self.store(gates / gates.sum(-1, keepdim=True).clamp(min=1e-9)), x)
+
+    def sigmoids_of_a_network(self, x: Tensor) -> Tensor:
+        gates = self.network(x)
+        gates /= gates.sum(1, keepdim=True)
+        return (self.store(gates) * x).sum(1)
+
+    def sigmoids_of_heads(self, x: Tensor) -> Tensor:
+        gates = nn.Sigmoid()(self.of_heads(x))
+        weights = gates / gates.sum(1, keepdim=True)
+        self.weights = weights.detach().mT.unsqueeze(2)
+        return torch.einsum("bth,bthd->bhd", weights, self.value(x).unflatten(-1, (H, -1)))
+
+    def norm_of_softplus(self, x: Tensor) -> Tensor:
+        return (self.store(F.normalize(F.softplus(self.score(x)), p=1, dim=1)) * x).sum(1)
+
+    def rectified_scores(self, x: Tensor) -> Tensor:
+        gates = F.relu(self.score(x))
+        return (self.store(gates / gates.sum(1, keepdim=True)) * x).sum(1)
+
     def statistics(self, x: Tensor) -> Tensor:
         """Okabe et al. 2018, Attentive statistics pooling, https://arxiv.org/abs/1803.10963."""
         weights = self.store(self.score(x).softmax(1))
@@ -144,6 +185,15 @@ def test_the_weights_of_attention_pooling_are_recorded(style):
     recording, _ = record_and_compare(model, lambda m: m(torch.randn(B, T, C)))
     (call,) = recording.calls
     torch.testing.assert_close(call.map.dense(), model.weights, rtol=0, atol=EQUAL)
+
+
+@pytest.mark.parametrize("style", ["sum_of_tokens", "sigmoids", "logarithms"])
+def test_cut_tokens_are_left_out_of_the_sums_of_weights(style):
+    model, x = Pooling(style), torch.randn(B, T, C)
+    with torch.no_grad(), regard.intervene(model, CutEdges(queries=[0], keys=[1, 3])):
+        found = model(x)
+    left = model.weights.mT[:, 0].index_fill(1, torch.tensor([1, 3]), 0)
+    torch.testing.assert_close(found, (left / left.sum(1, keepdim=True) * x).sum(1), rtol=0, atol=EQUAL)
 
 
 class Heads(nn.Module):
@@ -189,6 +239,17 @@ class NoPooling(nn.Module):
             return (self.router(x).softmax(-1).unsqueeze(-1) * self.experts(x).unflatten(-1, (4, C))).sum(-2)
         if self.style == "router of as many experts as tokens":
             return (self.router(x[:, :4]).softmax(-1).unsqueeze(-1) * self.experts(x[:, :4]).unflatten(-1, (4, C))).sum(-2)
+        if self.style == "router of sigmoids":
+            gates = self.router(x).sigmoid()
+            return ((gates / gates.sum(-1, keepdim=True)).unsqueeze(-1) * self.experts(x).unflatten(-1, (4, C))).sum(-2)
+        if self.style == "sigmoids of channels":
+            gates = self.experts(x)[..., :C].sigmoid()
+            return (gates / gates.sum(1, keepdim=True) * x).sum(1)
+        if self.style == "router of logarithms":
+            return torch.einsum("bte,btec->btc", self.router(x).log_softmax(-1).exp(), self.experts(x).unflatten(-1, (4, C)))
+        if self.style == "an entropy":
+            logarithms = self.score(x).log_softmax(1)
+            return -(logarithms.exp() * logarithms).sum(1)
         if self.style == "places":
             return (self.score(x).softmax(1) * torch.linspace(0, 1, T).unsqueeze(-1)).sum(1)
         if self.style == "one number for each token":
@@ -209,7 +270,8 @@ class NoPooling(nn.Module):
     "style",
     [
         *("router", "router of as many experts as tokens", "places", "one number for each token", "layers"),
-        *("scaled tokens", "a loss of samples", "parts of one vector"),
+        *("scaled tokens", "a loss of samples", "parts of one vector", "router of sigmoids", "sigmoids of channels"),
+        *("router of logarithms", "an entropy"),
     ],
 )
 def test_softmaxes_that_pool_no_tokens_are_not_recorded(style):

@@ -42,8 +42,10 @@ from regard.observe.interception.handwritten.scores.row_edits import find_scaled
 from regard.observe.interception.handwritten.scores.trace_axes import follow_axes, keep_undropped
 from regard.observe.interception.handwritten.softmax.divided_exponentials import (
     EXPONENTIALS,
+    POSITIVE,
     Softmax,
     find_divided_exponentials,
+    find_divided_gates,
     may_divide_by_sums,
 )
 from regard.observe.interception.handwritten.softmax.edge_call import read_index_put
@@ -54,6 +56,9 @@ from regard.observe.interception.provenance import JOINS, LIKE_ANOTHER, ModuleFr
 from regard.observe.interception.tensor_arguments import find_tensors, list_entries, list_objects
 
 STARTS = (Role.SOFTMAX, Role.LOG_SOFTMAX, Role.PRODUCT, Role.DISTANCE, Role.SUM)
+GATES_OR_POSITIVE = GATES | POSITIVE
+POSITIVE_MODULES = {nn.Sigmoid, nn.Softplus}
+DIVIDES_GATES = QUOTIENTS | {"normalize"}
 COMPLEX = "its weights are made complex numbers before they are multiplied with the values, which is not followed"
 USES = (Role.PRODUCT, Role.MULTIPLY, Role.SUM)  # of weights, which UsedWeights follows
 STRAIGHT = (nn.Dropout, nn.Identity)  # parameterless modules that do not turn scores into weights
@@ -73,9 +78,10 @@ class HandwrittenTracker(ProductTracker):
     def may_start(self, role: Role | None, name: str, args: Any, y: Any) -> bool:
         """Return False only if no followed tensor may start with the result y of a function of others: quick, too."""
         may_divide = self.has_exponentials and may_divide_by_sums(name, args)
+        may_divide = may_divide or (self.has_gates and strip_affixes(name) in DIVIDES_GATES)
         if role is Role.MULTIPLY:
             return may_divide or len(self.gated_sums.sums) > 0 or self.entry_products.can_add(args, y)
-        is_gate = role is Role.NONLINEAR and strip_affixes(name) in GATES
+        is_gate = role is Role.NONLINEAR and strip_affixes(name) in GATES_OR_POSITIVE
         return may_divide or is_gate or role in STARTS or may_join_scores(name, args)
 
     def follow_function(
@@ -89,7 +95,7 @@ class HandwrittenTracker(ProductTracker):
             name, role = "maximum", infer_role("maximum")
         if name in POWERS and len(args) == 2 and (power := name_exponential(name, args)):
             name, role, args = power, Role.NONLINEAR, tuple(x for x in args if isinstance(x, Tensor))
-        if name == "normalize" and self.has_exponentials:
+        if name == "normalize" and (self.has_exponentials or self.has_gates):
             role = Role.MULTIPLY  # by one over the sum, perhaps
         if strip_affixes(name) == "index_put":
             is_sum, added = read_index_put(args, kwargs)
@@ -161,8 +167,10 @@ class HandwrittenTracker(ProductTracker):
             if is_conversion and trace.kind is TraceKind.WEIGHTS and trace.pairs and trace.keys is not None:
                 return HandwrittenCall(f"{trace.function} and {core}", trace, x, None, 0, COMPLEX)
             return None
-        is_gate = role is Role.NONLINEAR and strip_affixes(name) in GATES
-        self.has_exponentials |= is_gate and strip_affixes(name) in EXPONENTIALS
+        core = strip_affixes(name)
+        is_gate = role is Role.NONLINEAR and core in GATES
+        self.has_exponentials |= is_gate and core in EXPONENTIALS
+        self.has_gates |= core in POSITIVE
         if not results or not (traced or role in STARTS or role is Role.MULTIPLY or is_gate):
             return None
         moves = is_replayed(name) and not fills_followed(name, args, traced)
@@ -190,7 +198,8 @@ class HandwrittenTracker(ProductTracker):
             scores = next((weakref.ref(x) for x in tensors), None)
             self.follow_softmax(frames[-1], role, name, scores, axis, traced, results[0])
         elif (softmax := self.find_softmax(frames[-1], name, args, kwargs, traced, results[0])) is not None:
-            self.follow_softmax(frames[-1], Role.SOFTMAX, "softmax", *softmax, [], results[0])
+            scores, axis, function = softmax
+            self.follow_softmax(frames[-1], Role.SOFTMAX, function, scores, axis, [], results[0])
         elif not traced:
             return self.follow_unknown(frames, role, name, args, kwargs, tensors, results[0])
         else:
@@ -286,12 +295,17 @@ class HandwrittenTracker(ProductTracker):
         self, frame: ModuleFrame, name: str, args: Any, kwargs: Any, traced: list[Traced], y: Tensor
     ) -> Softmax | None:
         """Return the scores of which a function makes the softmax y, and its axis; None if it is no softmax or is followed."""
-        return None if any(x.shape == y.shape for x, _ in traced) else find_divided_exponentials(frame, name, args, kwargs)
+        if any(x.shape == y.shape for x, _ in traced):
+            return None
+        found = find_divided_exponentials(frame, name, args, kwargs) if self.has_exponentials else None
+        return found or (find_divided_gates(frame, name, args, kwargs) if self.has_gates else None)
 
     def follow_module(self, frames: list[ModuleFrame], child: nn.Module, x: Tensor, y: Any) -> None:
         """Follow a module that cannot attend: dropout, one that mixes heads, or a network that scores pairs."""
+        self.has_gates |= type(child) in POSITIVE_MODULES
         if y is x or not is_followable(y) or not (self.traces or y.shape[-1:] == (1,)):
             return  # y is x for a module that hooks are put on
+        self.has_gates |= y.shape[-1:] == (1,)
         if y.shape[-1:] == (1,) and y.shape[:-1] == x.shape[:-1]:
             pair = find_pair(frames[-1], x, over_last=True)
             if pair is not None or (x.dim() > 3 and not has_stacked_layers(frames, x)):

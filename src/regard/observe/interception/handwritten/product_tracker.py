@@ -82,6 +82,7 @@ class ProductTracker(WeightTracker):
         self.merged_blocks = MergedBlocks()
         self.summaries = WeakTensorKeyDictionary()  # sums of values by a softmax of no pairs, with their owners
         self.has_exponentials = False  # whether an exponential has run
+        self.has_gates = False  # whether a sigmoid or another positive function of scores has run
 
     def clear(self) -> None:
         """Forget all followed tensors."""
@@ -94,6 +95,7 @@ class ProductTracker(WeightTracker):
         self.merged_blocks.clear()
         self.summaries.clear()
         self.has_exponentials = False
+        self.has_gates = False
 
     def follow_product(
         self, frames: list[ModuleFrame], role: Role, name: str, args: Any, kwargs: Any, y: Tensor

@@ -110,7 +110,7 @@ class ScoreTracker(Traces):
                 if "softmin" in name and properties["form"] is not None:
                     properties["form"] = properties["form"].add_step(StepKind.MULTIPLY, -1.0)
             dims = properties["dims"]
-            if kind is TraceKind.WEIGHTS and dims is not None and type(axis) is int and extent:
+            if dims is not None and type(axis) is int and extent:
                 properties["keys"] = dims[axis]
             pairs, is_by_channel, function = bool(scores), False, strip_affixes(name)
             if not traced and x is not None and extent > 1:

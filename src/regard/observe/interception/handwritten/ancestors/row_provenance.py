@@ -198,7 +198,7 @@ class RowSearch:
         if self.through_scores and core == "sum" and maker.dim in (-1, len(dims)):
             count = math.prod(self.table.get_sizes([axis for axes in self.table.expand_dims(dims) for axis in axes]))
             return Place(maker.given[0], (*dims, self.table.add_axis(maker.sizes[0] // max(count, 1))))
-        is_softmax = self.through_scores and infer_role(name) is Role.SOFTMAX
+        is_softmax = self.through_scores and infer_role(name) in (Role.SOFTMAX, Role.LOG_SOFTMAX)
         if infer_role(name) not in BY_ENTRY and core not in SAME_ENTRIES and not is_softmax:
             return None
         size = math.prod(self.table.get_sizes([axis for axes in self.table.expand_dims(dims) for axis in axes]))

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.observe.interception.function_roles import Role, infer_role, strip_affixes
+from regard.observe.interception.function_roles import BASES, Role, infer_role, strip_affixes
 from regard.observe.interception.handwritten.products.score_form import (
     PERMUTES,
     SAME,
@@ -50,7 +50,8 @@ def follow_axes(
         if form is not None and others and form.steps:
             form = form.mark_own()
         has_edits = trace.has_edits or may_edit_scores(name, args, kwargs, x, y)
-        changes = trace.changes if form is not None else changes
+        is_softmax = trace.extent > 0 and strip_affixes(name) in BASES  # of logarithms
+        changes = trace.changes if form is not None or is_softmax else changes
         return trace._replace(dims=dims, form=form, relative=relative, changes=changes, has_edits=has_edits)
     added_weights = [one for v, one in traced if v is not x and one.kind is TraceKind.WEIGHTS]
     if added_weights and infer_role(name) is Role.ADD:

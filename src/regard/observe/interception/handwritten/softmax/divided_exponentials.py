@@ -1,26 +1,36 @@
 """A softmax that a layer writes out, of scores that nothing follows: exponentials, divided by their own sums.
 
 The division may be a product with one over the sums, a norm, or exponentials of scores minus the logarithm of the sums.
+Sigmoids that are divided by their sums weigh tokens alike.
 """
 
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from regard.observe.interception.function_roles import Role, infer_role, strip_affixes
+from regard.observe.interception.function_roles import Role, find_activation_name, infer_role, strip_affixes
 from regard.observe.interception.handwritten.ancestors.ancestor_search import TensorRef
 from regard.observe.interception.handwritten.ancestors.layouts import skip_layouts
 from regard.observe.interception.handwritten.products.score_form import PRODUCTS, QUOTIENTS
+from regard.observe.interception.plain_tensors import has_own_data
 from regard.observe.interception.provenance import ModuleFrame, Operation
 
-Softmax = tuple[TensorRef, int]  # the scores, and the axis of the sums
 EXPONENTIALS = {"exp", "exp2"}
+POSITIVE = {"sigmoid", "special_expit", "softplus"}  # functions of a score that are a weight after a division by their sums
 INVERSES = {"reciprocal", "__rdiv__", "__rtruediv__"}  # of sums that a number is divided by
 DIVIDES = PRODUCTS | QUOTIENTS  # functions that may divide exponentials by their sums
 HIDES = PRODUCTS | {"masked_fill", "where"}  # functions by which a mask hides exponentials
 LOGARITHMS_OF_SUMS = {"logsumexp", "special_logsumexp"}
 NORM = ("input", "p", "dim")  # the first arguments of F.normalize
+
+
+class Softmax(NamedTuple):
+    """The scores of weights, the axis of the sums that they were divided by, and the function that made weights of scores."""
+
+    scores: TensorRef
+    axis: int
+    function: str = "softmax"
 
 
 def may_divide_by_sums(name: str, args: Any) -> bool:
@@ -57,15 +67,61 @@ def find_divided_exponentials(frame: ModuleFrame, name: str, args: Any, kwargs: 
     scores, total = find_scores(frame, weakref.ref(x)), find_sum(frame, sums)
     if scores is None or total is None or find_scores(frame, total.given[0]) is not scores:
         return None
-    return (scores, axis) if find_summed_axis(total, x) in (None, axis) else None
+    return Softmax(scores, axis) if find_summed_axis(total, x) in (None, axis) else None
+
+
+def find_divided_gates(frame: ModuleFrame, name: str, args: Any, kwargs: Any) -> Softmax | None:
+    """Return the scores of which a function of this name divides sigmoids by their own sums, and the axis of these sums."""
+    core = strip_affixes(name)
+    if core == "normalize":
+        x, p, dim = read_norm(args, kwargs)
+        gate = find_positive_function(frame, weakref.ref(x))
+        is_known = gate is not None and p == 1 and type(dim) is int
+        return Softmax(gate.given[0], dim % x.dim(), name_function(gate) or "sum") if gate is not None and is_known else None
+    if core not in QUOTIENTS or not may_divide_by_sums(name, args):
+        return None
+    x, by = args
+    axis, gate, total = find_axis(x, by), find_positive_function(frame, weakref.ref(x)), find_sum(frame, weakref.ref(by))
+    if axis is None or gate is None or total is None or find_positive_function(frame, total.given[0]) is not gate:
+        return None
+    is_along = find_summed_axis(total, x) in (None, axis)
+    return Softmax(gate.given[0], axis, name_function(gate) or "sum") if is_along else None
+
+
+def find_positive_function(frame: ModuleFrame, x: TensorRef) -> Operation | None:
+    """Return the positive function of scores that a tensor is, in another layout or not, hidden by a mask or not."""
+    maker = skip_layouts(frame, x)
+    if maker is not None and strip_affixes(maker.name) in HIDES:
+        made = (one for given in maker.given for one in frame.find_makers(given))
+        return next((one for one in made if is_positive(one)), None)
+    return maker if maker is not None and is_positive(maker) else None
+
+
+def is_positive(maker: Operation) -> bool:
+    """Return whether an operation is a positive function, or one of no negative numbers, one for each token."""
+    if name_function(maker) in POSITIVE:
+        return True
+    may_be_positive = maker.child is not None or infer_role(maker.name) is Role.NONLINEAR
+    y = maker.results[0]() if may_be_positive and maker.results else None
+    return y is not None and y.dim() > 1 and y.shape[-1] == 1 and has_own_data(y) and bool((y.detach() >= 0).all())
+
+
+def name_function(maker: Operation) -> str:
+    """Return the name of the function that an operation is, or that a module such as nn.Sigmoid computes."""
+    return strip_affixes(maker.name) if maker.child is None else find_activation_name(maker.child.__name__)
+
+
+def read_norm(args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+    """Return the tensor that F.normalize is given, the power of its norm and the axis."""
+    given = {"p": 2.0, "dim": 1, **dict(zip(NORM, args, strict=False)), **kwargs}
+    return given["input"], given["p"], given["dim"]
 
 
 def find_normed_exponentials(frame: ModuleFrame, args: Any, kwargs: Any) -> Softmax | None:
     """Return the scores whose exponentials F.normalize divides by the sum of their sizes, and the axis of the sum."""
-    given = {"p": 2.0, "dim": 1, **dict(zip(NORM, args, strict=False)), **kwargs}
-    x, p, dim = (given[key] for key in NORM)
+    x, p, dim = read_norm(args, kwargs)
     scores = find_scores(frame, weakref.ref(x)) if p == 1 and type(dim) is int else None
-    return None if scores is None else (scores, dim % x.dim())
+    return None if scores is None else Softmax(scores, dim % x.dim())
 
 
 def find_shifted_softmax(frame: ModuleFrame, x: Tensor) -> Softmax | None:
@@ -84,7 +140,7 @@ def find_shifted_softmax(frame: ModuleFrame, x: Tensor) -> Softmax | None:
     else:
         return None
     axis = read_axis(total, x.dim())
-    return None if axis is None or others is not own else (own, axis)
+    return None if axis is None or others is not own else Softmax(own, axis)
 
 
 def find_sum(frame: ModuleFrame, x: TensorRef) -> Operation | None:

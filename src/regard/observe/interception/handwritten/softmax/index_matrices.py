@@ -42,9 +42,7 @@ def holds_index(x: Tensor) -> bool:
     return is_binary and any(bool((x.sum(dim) == 1).all()) for dim in (-1, -2))
 
 
-def find_index(
-    traces: Traces, frame: ModuleFrame, operands: list[Tensor], product: LabelledProduct | None
-) -> Tensor | None:
+def find_index(traces: Traces, frame: ModuleFrame, operands: list[Tensor], product: LabelledProduct | None) -> Tensor | None:
     """Return the one operand of a product that is an index as F.one_hot writes it, by which tokens are picked or summed.
 
     One that was not made so is none if it is multiplied with the features of the other operand, as keys are.
