@@ -325,12 +325,6 @@ def restore_order(self, x, w, v):
     return (w.unsqueeze(-1) * v[torch.arange(B)[:, None], order].unflatten(-1, (C, 1))).sum(2)
 
 
-def pick_tokens(self, x, w, v):
-    """One row of weights of the best tokens of each sample."""
-    found, where = self.weigh(x)[..., 0].topk(C)
-    return (found.softmax(-1).unsqueeze(-1) * v.gather(1, where.unsqueeze(-1).expand(-1, -1, C))).sum(1)
-
-
 def draw(self, x, w, v):
     drawn = torch.multinomial(w.flatten(0, 1), 2)
     return F.embedding(drawn, self.table) * w.flatten(0, 1).gather(1, drawn).unsqueeze(-1)
@@ -362,7 +356,6 @@ GATES = {
     "a router that sorts": unsort,
     "a codebook": quantize,
     "tokens put back": restore_order,
-    "the best tokens": pick_tokens,
     "a sampler": draw,
     "tensors that change places": swap,
     "repeated tokens": gate_groups,

@@ -19,6 +19,7 @@ from regard.map.scored_matrix import IDENTITY
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, build_plain_call
 from regard.observe.interception.function_roles import BASES
 from regard.observe.interception.functions.distributed_tensors import RankSplit, distribute_like, find_split, take_local
+from regard.observe.interception.handwritten.ancestors.picked_tokens import PickedTokens, find_picked_tokens
 from regard.observe.interception.handwritten.ancestors.windows import multiplies_tokens, name_windows
 from regard.observe.interception.handwritten.linear.unnormalized_call import build_unnormalized_call
 from regard.observe.interception.handwritten.products.head_guesses import note_guess
@@ -39,7 +40,13 @@ from regard.observe.interception.handwritten.softmax.attention_free import Table
 from regard.observe.interception.handwritten.softmax.edge_call import EDGE_KEYS, GRAPH, EdgeSum, build_edge_matrix
 from regard.observe.interception.handwritten.softmax.edge_softmax import EDGE_SUMS
 from regard.observe.interception.handwritten.softmax.key_blocks import BLOCKS, KEYS, find_block, has_running_maximum
-from regard.observe.interception.handwritten.softmax.picked_call import build_picked_call, find_picked_groups, is_picked
+from regard.observe.interception.handwritten.softmax.picked_call import (
+    POOLED,
+    build_picked_call,
+    find_picked_groups,
+    is_picked,
+    spread_keys,
+)
 from regard.observe.interception.handwritten.softmax.undivided_contexts import DIVIDED, UNSEEN
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
@@ -144,6 +151,9 @@ def read_grouped_call(
     assert product_call.product is not None
     matrix = matrix if product_call.product.factor == 1 else matrix * product_call.product.factor
     four = (groups.batch, groups.heads, groups.queries, groups.width)
+    picked = None if weights.pairs or groups.queries else find_picked_tokens(STATE.frames[-1], product_call.tensor, value)
+    if picked is not None:
+        return read_pooled_call(product_call, table, groups, result, picked, (matrix, v), dims)
     total: Tensor | None = None
     change = partial(weigh_again, product_call, table, groups)
 
@@ -214,6 +224,28 @@ def read_picked_call(
     reason = f"its formula differs from its weights by {difference:.2g}"
     stored = store_weights(weights, matrix.detach(), call.v, kernel, reason)
     return stored, make_changeable(adapter, stored, matrix.detach(), weights, lambda: matrix)
+
+
+def read_pooled_call(
+    made: HandwrittenCall, table: AxisTable, groups: Groups, result: Tensor, picked: PickedTokens, given: Any, dims: Dims
+) -> tuple[AttentionCall, CallAdapter]:
+    """Return the call of attention pooling of picked tokens, `given` their weights (b, h, 1, k) and values, among all."""
+    trace, (matrix, v) = made.trace, (spread_keys(x, picked, dim) for x, dim in zip(given, (3, 2), strict=True))
+    call = store_weights(trace, matrix, v, f"by hand: {made.steps}", POOLED)
+    call = replace(call, note=f"{call.note}; values of the others are 0", has_all_values=False)
+    call.has_dropped_weights = trace.undropped is not None
+    four = (groups.batch, groups.heads, groups.queries, groups.width)
+    adapter = CallAdapter(
+        lambda: result, lambda out: table.arrange(out, dims, four), lambda new, out: table.restore(new, four, dims, out.shape)
+    )
+
+    def build() -> Tensor:
+        assert trace.dims is not None
+        assert made.product is not None
+        weights = table.arrange(made.tensor, trace.dims, groups.matrix) * made.product.factor
+        return spread_keys(weights, picked, 3)
+
+    return call, make_changeable(adapter, call, matrix, trace, build)
 
 
 def read_edge_call(product_call: HandwrittenCall, result: Tensor) -> tuple[AttentionCall, CallAdapter]:

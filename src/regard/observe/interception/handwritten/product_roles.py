@@ -11,6 +11,7 @@ from regard.observe.interception.function_roles import strip_affixes
 from regard.observe.interception.handwritten.ancestors.ancestor_search import has_tokens, is_end, is_routed, walk_back
 from regard.observe.interception.handwritten.ancestors.generated_matrices import multiplies_generated_matrix
 from regard.observe.interception.handwritten.ancestors.layouts import skip_layouts
+from regard.observe.interception.handwritten.ancestors.picked_tokens import find_picked_tokens
 from regard.observe.interception.handwritten.ancestors.projections import find_projection, has_features_last
 from regard.observe.interception.handwritten.ancestors.query_axes import are_scored_rows, list_axes
 from regard.observe.interception.handwritten.ancestors.row_provenance import RowSearch
@@ -59,10 +60,15 @@ def is_attention_product(
     shared, summed = find_axes(name, args, operands, x, product)
     along = summed is None or not trace.extent or summed == trace.extent or trace.extent not in x.shape
     shared = shared or are_windows or any(reads_other_tokens(frames, x, v) for v in others)
-    shared = shared or (along and any(pools_tokens(traces, frames, trace, x, v, product) for v in others))
-    if not shared or not along or any(is_routed(frames, x, v) for v in others):
+    is_pooled = along and any(pools_tokens(traces, frames, trace, x, v, product) for v in others)
+    if not (shared or is_pooled) or not along or any(is_chosen(frames, x, v, is_pooled) for v in others):
         return False
     return are_windows or not any(mixes_layers(traces, frames, trace, x, v, product) for v in others)
+
+
+def is_chosen(frames: list[ModuleFrame], weights: Tensor, values: Tensor, is_pooled: bool) -> bool:
+    """Return whether values were chosen with the scores of their weights, as experts are, and no tokens that are pooled."""
+    return is_routed(frames, weights, values) and not (is_pooled and find_picked_tokens(frames[-1], weights, values))
 
 
 def reads_other_tokens(frames: list[ModuleFrame], weights: Tensor, values: Tensor) -> bool:
@@ -296,14 +302,11 @@ def makes_features(frames: list[ModuleFrame], product: LabelledProduct) -> bool:
 def shares_values(traces: Traces, frames: list[ModuleFrame], trace: Trace, weights: Tensor, values: Tensor) -> bool:
     """Return whether rows of weights share values that they did not choose, or read other tokens, or pool all tokens."""
     product, are_windows = label_entries(weights, values), reads_windows(frames, weights, values, trace.extent)
-    is_read = (
-        is_shared(weights, values, trace.extent)
-        or are_windows
-        or reads_other_tokens(frames, weights, values)
-        or pools_tokens(traces, frames, trace, weights, values, product)
-    )
-    is_read = is_read and not is_routed(frames, weights, values)
-    return is_read and (are_windows or not mixes_layers(traces, frames, trace, weights, values, product))
+    is_read = are_windows or is_shared(weights, values, trace.extent) or reads_other_tokens(frames, weights, values)
+    is_pooled = not is_read and pools_tokens(traces, frames, trace, weights, values, product)
+    if not (is_read or is_pooled) or is_chosen(frames, weights, values, is_pooled):
+        return False
+    return are_windows or not mixes_layers(traces, frames, trace, weights, values, product)
 
 
 def sums_tokens(traces: Traces, frames: list[ModuleFrame], trace: Trace) -> bool | None:

@@ -122,16 +122,23 @@ class ScoreTracker(Traces):
             )
 
     def follow_choice(self, x: Tensor, result: Any, dim: Any) -> None:
-        """Follow the scores x that a function put in an order of their values along a dimension, with the keys of each."""
+        """Follow scores x that a function put in an order of their values along a dimension, with the keys of each.
+
+        Weights of tokens that a softmax made of no pairs are those of the ones that were chosen.
+        """
         before = self.find(x)
-        if before is None or before.form is None or before.dims is None or not isinstance(result, tuple) or len(result) != 2:
+        if before is None or before.dims is None or not isinstance(result, tuple) or len(result) != 2:
             return
         y, index = result
         after, axis = self.find(y), dim % x.dim() if type(dim) is int else 0
-        if after is None or before.kind is not TraceKind.SCORES or type(dim) is not int or x.dim() != y.dim():
+        if after is None or type(dim) is not int or x.dim() != y.dim():
             return
         places = self.table.add_axis(y.shape[axis])
         dims = tuple(places if n == axis else axes for n, axes in enumerate(before.dims))
+        if before.kind is TraceKind.WEIGHTS and not before.pairs and before.keys == before.dims[axis]:
+            self.put(y, after._replace(dims=dims, keys=places, extent=y.shape[axis], changes=before.changes))
+        if before.kind is not TraceKind.SCORES or before.form is None:
+            return
         self.put(y, after._replace(dims=dims, picked=PickedKeys(before.form, index, dims, before.dims[axis], places)))
 
 

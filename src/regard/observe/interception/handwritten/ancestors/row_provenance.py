@@ -188,6 +188,9 @@ class RowSearch:
             shape = () if maker.shapes is None or 0 in maker.shapes.result else maker.shapes.given[0]
             hides_axis = any(size == 1 and axes for axes, size in zip(dims, shape, strict=False))  # one entry shows no axis
             return None if hides_axis or 0 in shape or len(shape) != len(dims) else Place(largest, self.widen(dims, shape))
+        if name == "topk" and self.through_scores and maker.shapes is not None:
+            fitted = fit_dims(dims, len(maker.shapes.result))
+            return None if fitted is None else Place(largest, self.widen(fitted, maker.shapes.given[0]))
         if core in ("view_as_real", "view_as_complex"):
             pair = self.table.add_axis(2)
             return Place(largest, dims[:-1] if core == "view_as_real" else (*dims, pair))

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from regard.mechanism.masks import Given
 from regard.observe.interception.attention_call import AttentionCall
+from regard.observe.interception.handwritten.ancestors.picked_tokens import PickedTokens
 from regard.observe.interception.handwritten.products.head_guesses import count_tokens, split_heads
 from regard.observe.interception.handwritten.products.tensor_axes import AxisTable, Dims
 from regard.observe.interception.handwritten.products.traces import PickedKeys, Trace
@@ -16,6 +17,8 @@ from regard.observe.interception.handwritten.scores.score_formula import resolve
 from regard.observe.interception.handwritten.softmax.edge_call import gather_first
 from regard.observe.interception.head_counts import find_head_counts
 from regard.observe.interception.plain_tensors import UnreadableError
+
+POOLED = "it is top-k pooling, whose keys are the tokens of the largest scores"
 
 
 def is_picked(weights: Trace, table: AxisTable, values: Dims) -> bool:
@@ -60,6 +63,20 @@ def build_picked_call(
     return replace(
         call, mask=Given.from_shared_table(mask), offset=0, note=note, can_use_cache=False, has_all_values=False
     ), matrix
+
+
+def spread_keys(x: Tensor, picked: PickedTokens, dim: int) -> Tensor:
+    """Return weights (b, h, 1, k) or values (b, h, k, d) of picked tokens as those of all along a dimension, 0 for the others.
+
+    Raises UnreadableError if it is not known which tokens they are of, or if one was picked twice.
+    """
+    places = picked.places
+    rows = None if places is None else places.expand(len(x), -1) if places.dim() == 1 or len(places) == 1 else places
+    if rows is None or rows.shape != (len(x), x.shape[dim]) or any(len(one.unique()) < len(one) for one in rows):
+        raise UnreadableError(f"{POOLED}, and where they are among all is not known")
+    shape = [size if n in (0, dim % x.dim()) else 1 for n, size in enumerate(x.shape)]
+    size = [picked.total if n == dim % x.dim() else size for n, size in enumerate(x.shape)]
+    return x.new_zeros(size).scatter(dim, rows.view(shape).expand(x.shape), x)
 
 
 def find_picked_groups(picked: PickedKeys, table: AxisTable, own: Dims) -> Groups:
