@@ -138,9 +138,14 @@ class ModuleFrame:
             self.release_steps()
 
     @property
-    def input_tensors(self) -> list[Tensor]:
+    def given_tensors(self) -> list[Tensor]:
         """The tensors among the module's arguments."""
         return find_tensors(self.args, self.kwargs)
+
+    @property
+    def input_tensors(self) -> list[Tensor]:
+        """The tensors among the module's arguments that have a shape, as nested ones have not."""
+        return [x for x in self.given_tensors if not x.is_nested]
 
     def list_lengths(self) -> set[int]:
         """Return the lengths of the axes of the module's inputs but those of features, which are the last of three or more."""
@@ -239,7 +244,7 @@ class ModuleFrame:
     def add_source(self, x: "weakref.ref[Tensor]") -> TensorSources:
         """Register a tensor from outside the frame as its own source; a parameter has none."""
         tensor = x()
-        is_passed = any(tensor is one for one in self.input_tensors)
+        is_passed = any(tensor is one for one in self.given_tensors)
         sources = NOTHING if isinstance(tensor, nn.Parameter) else frozenset((next(SERIAL),))
         self.made[id(x)] = source = TensorSources(x, sources, is_passed=is_passed)
         return source

@@ -187,7 +187,7 @@ class ModuleInterpreter(fx.Interpreter):
         """Run the graph on its inputs as a call of a frame's module, with the frame's arguments and the rest of the inputs."""
         copies = {self.originals[id(x)]: x for x in args if isinstance(x, Tensor)}
         outside = self.find_arguments(args, [*frame.module.modules(), *self.modules.values()])
-        inputs = {id(x): x for x in [*(copies.get(id(x), x) for x in frame.input_tensors), *outside]}
+        inputs = {id(x): x for x in [*(copies.get(id(x), x) for x in frame.given_tensors), *outside]}
         self.call(call_in_frame, frame.module, lambda *_: self.run_in_modules(args), *inputs.values())
 
     def find_arguments(self, values: Iterable[Any], modules: Iterable[nn.Module]) -> list[Any]:

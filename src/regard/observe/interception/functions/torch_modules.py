@@ -121,7 +121,7 @@ def is_same_tensor(query: Tensor, key: Tensor) -> bool:
 
 def has_separate_inputs(query: Tensor, key: Tensor) -> bool:
     """Return whether the query and key that a module received were made from different tensors."""
-    given = STATE.frames[-1].input_tensors if STATE.frames else []
+    given = STATE.frames[-1].given_tensors if STATE.frames else []
     handed = [
         next((x for x in given if is_same_tensor(x, one) or is_same_tensor(x, one.transpose(0, 1))), one)
         for one in (query, key)

@@ -23,6 +23,7 @@ from regard.observe.interception.handwritten.ancestors.token_pairs import find_p
 from regard.observe.interception.handwritten.ancestors.windows import weighs_copies
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
 from regard.observe.interception.handwritten.linear.einsum_products import EinsumProducts, split_einsum
+from regard.observe.interception.handwritten.nested_weights import follow_nested, has_nested
 from regard.observe.interception.handwritten.product_roles import sums_tokens
 from regard.observe.interception.handwritten.product_tracker import ProductTracker
 from regard.observe.interception.handwritten.products.labelled_product import label_sum, separate_entry_factors
@@ -43,9 +44,7 @@ from regard.observe.interception.handwritten.scores.trace_axes import follow_axe
 from regard.observe.interception.handwritten.softmax.divided_exponentials import (
     EXPONENTIALS,
     POSITIVE,
-    Softmax,
-    find_divided_exponentials,
-    find_divided_gates,
+    find_divided,
     may_divide_by_sums,
 )
 from regard.observe.interception.handwritten.softmax.edge_call import read_index_put
@@ -91,6 +90,8 @@ class HandwrittenTracker(ProductTracker):
         if isinstance(result, Tensor) and result in self.blocks.contexts:
             self.drop(result)  # what a loop over blocks of keys has added up and rescaled
             return None
+        if has_nested(args, result):
+            return follow_nested(self, name, role, args, kwargs, result)
         if is_maximum_of_two(name, args, kwargs):
             name, role = "maximum", infer_role("maximum")
         if name in POWERS and len(args) == 2 and (power := name_exponential(name, args)):
@@ -193,11 +194,12 @@ class HandwrittenTracker(ProductTracker):
             traced = self.find_all(tensors)
         if role in (Role.PRODUCT, Role.DISTANCE):
             return self.follow_product(frames, role, name, args, kwargs, results[0])
+        is_same = any(x.shape == results[0].shape for x, _ in traced)  # scores or weights that are followed
         if role in (Role.SOFTMAX, Role.LOG_SOFTMAX):
             axis = kwargs.get("dim", args[1] if len(args) > 1 and type(args[1]) is int else -1)
             scores = next((weakref.ref(x) for x in tensors), None)
             self.follow_softmax(frames[-1], role, name, scores, axis, traced, results[0])
-        elif (softmax := self.find_softmax(frames[-1], name, args, kwargs, traced, results[0])) is not None:
+        elif not is_same and (softmax := find_divided(frames[-1], name, args, kwargs)) is not None:
             scores, axis, function = softmax
             self.follow_softmax(frames[-1], Role.SOFTMAX, function, scores, axis, [], results[0])
         elif not traced:
@@ -291,18 +293,11 @@ class HandwrittenTracker(ProductTracker):
             self.follow_copies(frames[-1], tensors[0], y, name)
         return None
 
-    def find_softmax(
-        self, frame: ModuleFrame, name: str, args: Any, kwargs: Any, traced: list[Traced], y: Tensor
-    ) -> Softmax | None:
-        """Return the scores of which a function makes the softmax y, and its axis; None if it is no softmax or is followed."""
-        if any(x.shape == y.shape for x, _ in traced):
-            return None
-        found = find_divided_exponentials(frame, name, args, kwargs) if self.has_exponentials else None
-        return found or (find_divided_gates(frame, name, args, kwargs) if self.has_gates else None)
-
     def follow_module(self, frames: list[ModuleFrame], child: nn.Module, x: Tensor, y: Any) -> None:
         """Follow a module that cannot attend: dropout, one that mixes heads, or a network that scores pairs."""
         self.has_gates |= type(child) in POSITIVE_MODULES
+        if isinstance(y, Tensor) and y.is_nested and y is not x and isinstance(child, STRAIGHT) and (nested := self.find(x)):
+            self.put(y, nested)
         if y is x or not is_followable(y) or not (self.traces or y.shape[-1:] == (1,)):
             return  # y is x for a module that hooks are put on
         self.has_gates |= y.shape[-1:] == (1,)

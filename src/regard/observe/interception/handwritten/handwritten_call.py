@@ -90,6 +90,8 @@ def read_call(
     if product_call.quotient is not None:
         return product_call.quotient.read(table, result, f"by hand: {product_call.steps}")
     weights, product, place = product_call.trace, product_call.product, product_call.place
+    if product_call.tensor.is_nested:
+        raise UnreadableError(product_call.unread)
     if product_call.tensor.layout is not torch.strided:
         raise UnreadableError(SPARSE)
     if product_call.steps.rpartition(" ")[2] in EDGE_SUMS:

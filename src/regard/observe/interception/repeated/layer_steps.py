@@ -45,7 +45,7 @@ class LayerSteps(StepDescriber):
     def __init__(
         self, frame: ModuleFrame, key: Hashable, forms: list[LayerForm], effects: int, follow_step: Callable[[LayerStep], Any]
     ) -> None:
-        super().__init__(frame.module, frame.input_tensors)
+        super().__init__(frame.module, frame.given_tensors)
         self.key, self.forms, self.effects, self.follow_step = key, forms, effects, follow_step
         self.is_deferred = bool(forms)
         self.most_steps = max((len(one.description) for one in forms), default=0)

@@ -29,7 +29,7 @@ def are_token_labels(
     after = math.prod(size for stride, size in kept.items() if stride < min(summed))
     if before * after != math.prod(kept.values()):
         return False
-    inputs = [one for frame in frames for one in frame.input_tensors if not one.is_nested]
+    inputs = [one for frame in frames for one in frame.input_tensors]
     are_first = is_running or any(getattr(frame.module, "batch_first", None) is False for frame in frames)
     sizes = [list_spatial_sizes(one, are_first) for one in inputs]
     return any(has_axes(one, is_last, before, math.prod(summed.values()), after) for one in sizes)

@@ -48,7 +48,7 @@ def count_tokens_of_inputs(frames: list[ModuleFrame]) -> list[tuple[int, int]]:
     Those of inputs (t, c) count if there are no others: each row may be a sample. Unlike the axes along which products may be
     summed, those of a single token do not: any number of rows is a multiple of it.
     """
-    inputs = [x for frame in frames for x in frame.input_tensors if not x.is_nested and x.numel()]
+    inputs = [x for frame in frames for x in frame.input_tensors if x.numel()]
     counts = [(x.shape[0], x.shape[1]) for x in inputs if x.dim() == 2 and not x.is_floating_point()]
     for x in inputs:
         tokens = (x.shape[1:-1].numel(), x.shape[2:].numel()) if x.dim() > 2 else ()

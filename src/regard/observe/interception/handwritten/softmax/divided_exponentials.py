@@ -13,7 +13,7 @@ from regard.observe.interception.function_roles import Role, find_activation_nam
 from regard.observe.interception.handwritten.ancestors.ancestor_search import TensorRef
 from regard.observe.interception.handwritten.ancestors.layouts import skip_layouts
 from regard.observe.interception.handwritten.products.score_form import PRODUCTS, QUOTIENTS
-from regard.observe.interception.plain_tensors import has_own_data
+from regard.observe.interception.plain_tensors import is_comparable
 from regard.observe.interception.provenance import ModuleFrame, Operation
 
 EXPONENTIALS = {"exp", "exp2"}
@@ -41,6 +41,11 @@ def may_divide_by_sums(name: str, args: Any) -> bool:
     if core not in DIVIDES or len(args) != 2 or not all(isinstance(x, Tensor) for x in args):
         return False
     return core in QUOTIENTS or args[0].numel() != args[1].numel()
+
+
+def find_divided(frame: ModuleFrame, name: str, args: Any, kwargs: Any) -> Softmax | None:
+    """Return the scores of which a function of this name divides exponentials or sigmoids by their own sums, or None."""
+    return find_divided_exponentials(frame, name, args, kwargs) or find_divided_gates(frame, name, args, kwargs)
 
 
 def find_divided_exponentials(frame: ModuleFrame, name: str, args: Any, kwargs: Any) -> Softmax | None:
@@ -103,7 +108,7 @@ def is_positive(maker: Operation) -> bool:
         return True
     may_be_positive = maker.child is not None or infer_role(maker.name) is Role.NONLINEAR
     y = maker.results[0]() if may_be_positive and maker.results else None
-    return y is not None and y.dim() > 1 and y.shape[-1] == 1 and has_own_data(y) and bool((y.detach() >= 0).all())
+    return y is not None and is_comparable(y) and y.dim() > 1 and y.shape[-1] == 1 and bool((y.detach() >= 0).all())
 
 
 def name_function(maker: Operation) -> str:

@@ -31,7 +31,7 @@ def find_token_axes(frame: ModuleFrame) -> list[TokenAxis]:
     operations = frame.list_operations()
     picks = [one for one in operations if one.along is not None or one.name in CUTS]
     has_rounds = multiplies_parts(operations)
-    inputs = [x for x in frame.input_tensors if type(x) in PLAIN and not x.is_nested] if picks or has_rounds else []
+    inputs = [x for x in frame.input_tensors if type(x) in PLAIN] if picks or has_rounds else []
     tokens = [x for x in inputs if x.dim() == 3 and x.is_floating_point()]
     axes = {TokenAxis(axis, x.shape[axis]) for x in tokens for axis in (0, 1) if x.shape[axis] >= MIN_TOKENS}
     heads = [x for x in inputs if x.dim() == 4 and x.is_floating_point()] if not tokens else []
