@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from regard.observe.interception.function_roles import POWERS, Role, infer_role, name_exponential, strip_affixes
 from regard.observe.interception.handwritten.ancestors.ancestor_search import has_tokens, is_residual
+from regard.observe.interception.handwritten.ancestors.correlations import find_correlated
 from regard.observe.interception.handwritten.ancestors.stacked_axes import has_stacked_layers
 from regard.observe.interception.handwritten.ancestors.token_pairs import find_pair
 from regard.observe.interception.handwritten.ancestors.windows import weighs_copies
@@ -54,7 +55,7 @@ from regard.observe.interception.handwritten.weight_tracker import activate
 from regard.observe.interception.provenance import JOINS, LIKE_ANOTHER, ModuleFrame
 from regard.observe.interception.tensor_arguments import find_tensors, list_entries, list_objects
 
-STARTS = (Role.SOFTMAX, Role.LOG_SOFTMAX, Role.PRODUCT, Role.DISTANCE, Role.SUM)
+STARTS = (Role.SOFTMAX, Role.LOG_SOFTMAX, Role.PRODUCT, Role.DISTANCE, Role.SUM, Role.INVERSE_TRANSFORM)
 GATES_OR_POSITIVE = GATES | POSITIVE
 POSITIVE_MODULES = {nn.Sigmoid, nn.Softplus}
 DIVIDES_GATES = QUOTIENTS | {"normalize"}
@@ -192,6 +193,11 @@ class HandwrittenTracker(ProductTracker):
             if is_all:
                 return call
             traced = self.find_all(tensors)
+        if role is Role.INVERSE_TRANSFORM:
+            pair = find_correlated(frames, args[0])
+            if pair is not None:
+                self.start_scores(frames, results[0], pair)
+            return None
         if role in (Role.PRODUCT, Role.DISTANCE):
             return self.follow_product(frames, role, name, args, kwargs, results[0])
         is_same = any(x.shape == results[0].shape for x, _ in traced)  # scores or weights that are followed
