@@ -36,3 +36,18 @@ def test_layers_with_equal_masks_compute_the_keys_that_it_hides_once(monkeypatch
         run_recorded(make_layers(layers))
         counts.append(len(blocks))
     assert 0 < counts[0] == counts[1]
+
+
+def attend_by_sigmoids(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Additive scores, whose sigmoids are divided by their sums: the functions of the note, among others that move axes."""
+    scores = (q.unsqueeze(-2) + k.unsqueeze(-3)).tanh().sum(-1, keepdim=True).squeeze(-1).contiguous()
+    gates = scores.mT.contiguous().mT.sigmoid()
+    return (gates / gates.sum(-1, keepdim=True) @ v).transpose(1, 2).flatten(2)
+
+
+def test_notes_name_no_functions_that_only_change_the_layout_of_scores():
+    model = Own(attend_by_sigmoids).double()
+    with torch.no_grad(), record(model) as recording:
+        model(torch.randn(B, T, C, dtype=torch.float64))
+    (note,) = recording.notes
+    assert "its scores are made by another function than a product and sigmoid and div, so" in note

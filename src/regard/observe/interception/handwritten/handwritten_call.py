@@ -19,6 +19,7 @@ from regard.map.scored_matrix import IDENTITY
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, build_plain_call
 from regard.observe.interception.function_roles import BASES
 from regard.observe.interception.functions.distributed_tensors import RankSplit, distribute_like, find_split, take_local
+from regard.observe.interception.handwritten.ancestors.layouts import KEEPS_NUMBERS
 from regard.observe.interception.handwritten.ancestors.picked_tokens import PickedTokens, find_picked_tokens
 from regard.observe.interception.handwritten.ancestors.windows import multiplies_tokens, name_windows
 from regard.observe.interception.handwritten.linear.unnormalized_call import build_unnormalized_call
@@ -342,8 +343,9 @@ def build_call(
 
 
 def describe_unknown(product_call: HandwrittenCall) -> str:
-    """Return why there is no formula of the weights."""
+    """Return why there is no formula of the weights; functions that only changed the layout of scores are left out."""
     choice, changes = describe_choice(product_call.trace.changes), product_call.trace.changes
+    changes = tuple(one for one in changes if one not in KEEPS_NUMBERS) or changes
     if choice:
         return f"it is {choice} attention"
     functions = describe(changes).rstrip(",")

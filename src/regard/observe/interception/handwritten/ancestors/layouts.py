@@ -2,10 +2,11 @@
 
 from regard.observe.interception.function_roles import strip_affixes
 from regard.observe.interception.handwritten.ancestors.ancestor_search import TensorRef
-from regard.observe.interception.handwritten.products.score_form import PERMUTES, SAME, VIEWS
+from regard.observe.interception.handwritten.products.score_form import COPIES, PERMUTES, SAME, VIEWS
 from regard.observe.interception.provenance import ModuleFrame, Operation
 
-LAYOUTS = VIEWS | PERMUTES | SAME | {"expand", "expand_as", "broadcast_to"}
+KEEPS_NUMBERS = VIEWS | PERMUTES | COPIES | {"expand", "expand_as", "broadcast_to"}
+LAYOUTS = KEEPS_NUMBERS | SAME  # or bound them
 
 
 def skip_layouts(frame: ModuleFrame, x: TensorRef) -> Operation | None:
