@@ -167,6 +167,40 @@ class Mix(nn.Module):
         return (enlarged.softmax(1) * x.mean(1).unsqueeze(-1)).sum(1)
 
 
+class Branches(nn.Module):
+    """Weights of parallel convolutions (https://arxiv.org/abs/1903.06586), of parts of the channels of one, or of matrices."""
+
+    class Select(nn.Module):
+        """A softmax over two branches for each channel, from a pooled picture."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.reduce, self.norm, self.select = nn.Conv2d(C, 4, 1), nn.BatchNorm2d(4), nn.Conv2d(4, 2 * C, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            pooled = self.norm(self.reduce(x.mean((2, 3), keepdim=True))).relu()
+            return self.select(pooled).unflatten(1, (2, C)).softmax(1)
+
+    def __init__(self, style: str) -> None:
+        super().__init__()
+        self.style, self.select = style, self.Select().eval()
+        self.one, self.other, self.both = nn.Conv2d(C, C, 1), nn.Conv2d(C, C, 3, padding=1), nn.Conv2d(C, 2 * C, 1)
+        self.score, self.matrices = nn.Linear(C, 2), nn.Linear(C, 2 * C)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.style == "matrices by differences of tokens":
+            first, second = (x.flatten(0, 1).index_select(0, index) for index in (torch.arange(30) % 10, torch.arange(30) // 3))
+            weights = self.score(second - first).softmax(1)
+            return (weights.unsqueeze(-1) * self.matrices(second).unflatten(-1, (2, C))).sum(1)
+        picture = x.mT.unsqueeze(-1)  # (b, c, t, 1)
+        if self.style == "parallel convolutions":
+            found = torch.stack([self.one(picture), self.other(picture)], 1)
+        else:
+            assert self.style == "parts of channels"
+            found = self.both(picture).unflatten(1, (2, C))
+        return (found * self.select(found.sum(1))).sum(1)
+
+
 class Algebra(nn.Module):
     """Products of what was computed, without weights; and weights that were computed."""
 
@@ -403,6 +437,7 @@ def list_modules() -> dict[str, nn.Module]:
             "wide channels",
             "bins",
         ],
+        Branches: ["parallel convolutions", "parts of channels", "matrices by differences of tokens"],
         Algebra: [
             *(
                 "whitening",

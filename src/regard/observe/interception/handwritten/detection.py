@@ -307,7 +307,7 @@ class HandwrittenTracker(ProductTracker):
         if y is x or not is_followable(y) or not (self.traces or y.shape[-1:] == (1,)):
             return  # y is x for a module that hooks are put on
         self.has_gates |= y.shape[-1:] == (1,)
-        if y.shape[-1:] == (1,) and y.shape[:-1] == x.shape[:-1]:
+        if y.shape[-1:] == (1,) and y.shape[:-1] == x.shape[:-1] and x.shape != y.shape:
             pair = find_pair(frames[-1], x, over_last=True)
             if pair is not None or (x.dim() > 3 and not has_stacked_layers(frames, x)):
                 self.start_scores(frames, y, pair)

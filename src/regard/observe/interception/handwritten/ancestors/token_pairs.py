@@ -60,10 +60,10 @@ def find_terms(frame: ModuleFrame, maker: Operation, depth: int = MAX_STEPS) -> 
 def is_broadcast_pair(frame: ModuleFrame, x: TensorRef, size: int) -> bool:
     """Return whether x was made from tokens that were broadcast against each other, or added where one was before.
 
-    `size` is the number of entries of x.
+    `size` is the number of entries of x, as many as there are pairs: a layer of features of pairs makes others.
     """
     meeting = find_meeting(frame, x, size)
-    if meeting is None:
+    if meeting is None or meeting[2] != size:
         return False
     maker, tokens, size = meeting
     role, is_broadcast = infer_role(maker.name), size > max(n for _, n in tokens)
