@@ -99,9 +99,10 @@ def read_vectors(model: nn.Module) -> Any:
     return model(draw(2, TOKENS, WIDTH))
 
 
-def read_graph(model: nn.Module) -> Any:
-    """Call a model with the vectors of nodes and the edges of a graph."""
-    return model(draw(NODES, 16), draw_edges())
+def read_graph(model: nn.Module, **options: Any) -> Any:
+    """Call a model with the vectors of nodes, the edges of a graph, and their features if it has some."""
+    features = {"edge_attr": draw(EDGES, model.edge_dim)} if model.edge_dim else {}
+    return model(draw(NODES, 16), draw_edges(), **features, **options)
 
 
 def wrap_layers(name: str = "Decoder", **arguments: Any) -> dict[str, Any]:
@@ -196,6 +197,10 @@ def list_models() -> list[Model]:
         *(
             Model("torch_geometric", f"torch_geometric.nn.{name}", graph, read_graph)
             for name in ("GATConv", "GATv2Conv", "TransformerConv")
+        ),
+        Model(
+            *("torch_geometric", "torch_geometric.nn.TransformerConv", {**graph, "edge_dim": 4}, read_graph),
+            says="features of edges",
         ),
     ]
 
@@ -350,10 +355,14 @@ def compare(call: Any, found: list[Tensor]) -> float:
 
 
 def find_edge_weights(model: nn.Module) -> Tensor:
-    """Return the weights (heads, nodes, nodes) of a layer of torch_geometric, which returns those of its edges."""
-    _, (edges, weights) = model(draw(NODES, 16), draw_edges(), return_attention_weights=True)
-    matrix: Tensor = weights.new_zeros(weights.shape[1], NODES * NODES)
-    return matrix.index_add_(1, edges[1] * NODES + edges[0], weights.mT).view(-1, NODES, NODES)
+    """Return the weights (heads, nodes, nodes or edges) of a layer of torch_geometric, which returns those of its edges.
+
+    Edges with features are keys of their own.
+    """
+    _, (edges, weights) = read_graph(model, return_attention_weights=True)
+    keys, count = (torch.arange(EDGES), EDGES) if model.edge_dim else (edges[0], NODES)
+    matrix: Tensor = weights.new_zeros(weights.shape[1], NODES * count)
+    return matrix.index_add_(1, edges[1] * count + keys, weights.mT).view(-1, NODES, count)
 
 
 if __name__ == "__main__":
