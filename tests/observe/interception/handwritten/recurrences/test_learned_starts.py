@@ -1,4 +1,4 @@
-"""A loop whose first state is a parameter or a constant is recorded as what its tokens add, and what it starts from is noted."""
+"""A loop whose first state is a parameter or a constant is recorded as what its tokens add; a note names that state."""
 
 import pytest
 import torch

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from observe.recording_checks import record_and_compare
 from regard.observe.attention_changes import CutEdges, KnockOut, Temperature
 from regard.observe.interception.handwritten import handwritten_call
-from regard.observe.interception.handwritten.handwritten_call import SPARSE
+from regard.observe.interception.handwritten.handwritten_call import SPARSE, UNFOLLOWED
 from regard.observe.interception.handwritten.softmax.edge_call import CHANGED, EDGE_KEYS, GRAPH
 from regard.observe.interception.handwritten.softmax.edge_softmax import EDGES
 from regard.observe.intervene import intervene
@@ -663,11 +663,17 @@ def test_pooling_by_an_index_has_a_query_for_each_graph(keeps_index, name):
 
 
 @pytest.mark.parametrize("name", SUMS)
-@pytest.mark.parametrize("part", [ClusterPooling, GaussianFilter])
-def test_filters_by_an_index_are_no_attention(part, name):
+def test_filters_by_an_index_are_no_attention(name):
     with torch.no_grad():
-        recording = record_module(part(SUMS[name]), missing=False)
+        recording = record_module(GaussianFilter(SUMS[name]), missing=False)
     assert not recording.calls
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_pooling_by_a_matrix_of_zeros_and_ones_is_missed(name):
+    recording = record_module(ClusterPooling(SUMS[name]), missing=True)
+    assert not recording.calls
+    assert [(one.module, one.reason) for one in recording.missed] == [("0", UNFOLLOWED)]
 
 
 class PlainGraphAttention(nn.Module):
