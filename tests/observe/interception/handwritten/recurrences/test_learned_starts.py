@@ -20,12 +20,25 @@ STARTS = {
     "part of a parameter": lambda model, b: model.starts[1].expand(b, -1, -1),
     "constant": lambda model, b: torch.eye(len(model.start)).expand(b, -1, -1),
 }
+TOKEN_STARTS = {
+    "matmul": lambda start, tokens: start.expand_as(tokens) @ tokens,
+    "copy_": lambda start, tokens: torch.empty(tokens.shape).copy_(tokens),
+    "add_": lambda start, tokens: torch.ones_like(start.expand_as(tokens)).add_(tokens),
+    "setitem": lambda start, tokens: set_first_row(torch.zeros(tokens.shape), tokens),
+    "cat": lambda start, tokens: torch.cat([start[:3].expand(len(tokens), -1, -1), tokens[:, 3:]], 1),
+    "lerp": lambda start, tokens: torch.lerp(start.expand_as(tokens), tokens, 0.5),
+}
 DECAYS = {
     "none": lambda gates: [1.0] * gates.shape[1],
     "number": lambda gates: [0.9] * gates.shape[1],
     "of each feature": lambda gates: [gate.unsqueeze(2) for gate in gates.unbind(1)],
     "of each token": lambda gates: [gate[:, :1].unsqueeze(2) for gate in gates.unbind(1)],
 }
+
+
+def set_first_row(x: Tensor, tokens: Tensor) -> Tensor:
+    x[:, 0] = tokens[:, 0]
+    return x
 
 
 class LearnedStart(nn.Module):
@@ -105,6 +118,21 @@ def test_a_state_in_a_buffer_may_be_one_that_a_call_has_left():
     model, x = LearnedStart("parameter", "number"), torch.randn(2, 5, 6)
     with torch.no_grad(), regard.record(model) as recording:
         model(x, model.held.expand(2, -1, -1))
+    assert [one.reason for one in recording.missed] == [UNKNOWN_STATE]
+
+
+@pytest.mark.filterwarnings("ignore:not recorded")
+@pytest.mark.parametrize("form", TOKEN_STARTS)
+def test_a_state_that_tokens_were_joined_with_does_not_start_from_weights(form):
+    class Joined(LearnedStart):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            means = x.mean(1)
+            tokens = self.k(means).unsqueeze(2) * self.v(means).unsqueeze(1) + self.q(means).unsqueeze(2)
+            return super().forward(x, TOKEN_STARTS[form](self.start, tokens))
+
+    with torch.no_grad(), regard.record(model := Joined("parameter", "of each feature")) as recording:
+        model(torch.randn(2, 5, 6))
+    assert not recording.calls and not recording.notes
     assert [one.reason for one in recording.missed] == [UNKNOWN_STATE]
 
 

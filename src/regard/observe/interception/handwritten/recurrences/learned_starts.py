@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from regard.map.linear_recurrence import LinearRecurrence
+from regard.observe.interception.function_roles import Role, infer_role
 from regard.observe.interception.handwritten.ancestors.ancestor_search import MAX_STEPS
 from regard.observe.interception.handwritten.recurrences.state_loop import StateLoop
 from regard.observe.interception.module_weights import is_part_of_parameter
-from regard.observe.interception.provenance import ModuleFrame
+from regard.observe.interception.provenance import TOKEN, ModuleFrame, Operation
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceFactors, copy_sample
 
 FROM_WEIGHTS = (
@@ -34,17 +35,29 @@ def start_loop(frame: ModuleFrame, x: Tensor) -> StateLoop:
 
 
 def is_made_of_weights(frame: ModuleFrame, x: Tensor) -> bool:
-    """Return whether x is a parameter or constants, in another layout or times factors; a buffer, which may change, is not."""
+    """Return whether x is a parameter or constants, in another layout or times factors; a buffer, which may change, is not.
+
+    Nor is what tokens were written into, joined with, added to, or multiplied with as matrices.
+    """
     one = weakref.ref(x)
     for _ in range(MAX_STEPS):
         makers = frame.find_makers(one)
         if not makers:
             return is_part_of_parameter(one())
+        if any(has_tokens_beside(frame, maker) for maker in makers):
+            return False
         maker = makers[0]
         if not maker.given:
             return maker.child is None
         one = maker.given[maker.sizes.index(max(maker.sizes))]
     return False
+
+
+def has_tokens_beside(frame: ModuleFrame, maker: Operation) -> bool:
+    """Return whether an operation, unless it multiplies entry by entry, has tokens among its arguments but the largest."""
+    largest = maker.sizes.index(max(maker.sizes, default=0)) if maker.given else 0
+    others = (one for n, one in enumerate(maker.given) if n != largest)
+    return infer_role(maker.name) is not Role.MULTIPLY and any(frame.find_contents(one) == TOKEN for one in others)
 
 
 def leave_out_weights(loop: StateLoop, factors: RecurrenceFactors, initial: Tensor | None) -> RecurrenceFactors:
