@@ -99,6 +99,27 @@ def test_the_map_is_that_of_the_same_loop_from_an_empty_state(start, decay, b, t
     assert call.map.certificate().error < EQUAL
 
 
+@pytest.mark.parametrize("has_gradients", [True, False])
+@pytest.mark.parametrize("decay", DECAYS)
+def test_a_copy_of_a_parameter_that_tokens_are_added_to_in_place_is_such_a_state(decay, has_gradients):
+    class InPlace(LearnedStart):
+        def forward(self, x: Tensor, *, is_empty: bool = False) -> Tensor:
+            q, k, v = self.q(x), self.k(x), self.v(x)
+            state, rows = self.start.expand(len(x), -1, -1).clone() * (not is_empty), []
+            for t, gate in enumerate(DECAYS[self.decay](self.gate(x).sigmoid())):
+                state = state * gate
+                state += k[:, t].unsqueeze(2) * v[:, t].unsqueeze(1)
+                rows.append((q[:, t].unsqueeze(1) @ state).squeeze(1))
+            return torch.stack(rows, 1)
+
+    model, x = InPlace("parameter", decay), torch.randn(3, 5, 6)
+    with torch.set_grad_enabled(has_gradients):
+        recording, _ = record_and_compare(model, lambda model: model(x))
+    assert [FROM_WEIGHTS in str(note) for note in recording.notes] == [True]
+    with torch.no_grad():
+        assert_equal(recording.calls[0].map.dense()[:, 0] @ model.v(x), model(x, is_empty=True))
+
+
 def test_steps_that_continue_are_without_what_the_state_started_from():
     model, x = LearnedStart("parameter", "of each feature"), torch.randn(2, 6, 6)
     with torch.no_grad(), regard.record(model) as recording:
@@ -132,7 +153,8 @@ def test_a_state_that_tokens_were_joined_with_does_not_start_from_weights(form):
 
     with torch.no_grad(), regard.record(model := Joined("parameter", "of each feature")) as recording:
         model(torch.randn(2, 5, 6))
-    assert not recording.calls and not recording.notes
+    assert not recording.calls
+    assert not recording.notes
     assert [one.reason for one in recording.missed] == [UNKNOWN_STATE]
 
 

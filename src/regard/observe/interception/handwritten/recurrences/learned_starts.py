@@ -25,13 +25,17 @@ READ_FIRST = (
 UNCHANGED = "its states start from parameters or constants, whose share of its rows would be lost, and stay unchanged"
 
 
-def start_loop(frame: ModuleFrame, x: Tensor) -> StateLoop:
-    """Return a loop that starts from x: zeros, parameters or constants, or an unknown state, of which a sample is held."""
-    if not bool(x.any()):
+def start_loop(frame: ModuleFrame, x: Tensor, added: Tensor | None) -> StateLoop:
+    """Return a loop that starts from x: zeros, parameters or constants, or an unknown state, of which a sample is held.
+
+    added is what the first token has added to x in place, if it has.
+    """
+    start = x.detach() if added is None else x.detach() - added.detach()
+    if not bool(start.any()):
         return StateLoop()
     if is_made_of_weights(frame, x):
-        return StateLoop(x.detach().clone(), starts_from_weights=True)
-    return StateLoop(copy_sample(x))
+        return StateLoop(start.clone(), starts_from_weights=True)
+    return StateLoop(copy_sample(start))
 
 
 def is_made_of_weights(frame: ModuleFrame, x: Tensor) -> bool:

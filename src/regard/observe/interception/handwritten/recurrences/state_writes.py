@@ -103,7 +103,8 @@ def follow_first_sum(log: StateLog, call: FollowedFunction, args: Any, first: Tr
     elif len(products) == 1 and is_zero(other):
         write_product(log, frames, log.start(y, StateLoop()), products[0], y)
     elif len(products) == 1 and is_sure and isinstance(other, Tensor) and other.shape == y.shape:
-        write_product(log, frames, log.start(y, start_loop(frames[-1], other)), products[0], y)
+        added = next((x for x in args if other is y and x is not y), None)
+        write_product(log, frames, log.start(y, start_loop(frames[-1], other, added)), products[0], y)
 
 
 def follow_mixture(log: StateLog, call: FollowedFunction, mix: Mixture) -> None:
