@@ -28,6 +28,11 @@ def multiply_by_reciprocal(k: Tensor, v: Tensor) -> Tensor:
     return (e * v).cumsum(dim=1) * e.cumsum(dim=1).clamp(min=1e-9).reciprocal()
 
 
+def multiply_by_quotient(k: Tensor, v: Tensor) -> Tensor:
+    e = k.exp()
+    return (e * v).cumsum(1) * (1 / (e.cumsum(1) + 1e-3))
+
+
 def divide_heads(k: Tensor, v: Tensor) -> Tensor:
     """Aaren: learned queries make one score of each head and token. https://arxiv.org/abs/2405.13956"""
     e = (k.unflatten(-1, (H, D)) * torch.linspace(-1, 1, D)).sum(-1).exp()
@@ -47,6 +52,7 @@ FORMS = {
     divide: (lambda k: k.exp(), 0),
     divide_shifted: (lambda k: (k - k.amax(1, keepdim=True)).exp(), 1e-3),
     multiply_by_reciprocal: (lambda k: k.exp(), 0),
+    multiply_by_quotient: (lambda k: k.exp(), 1e-3),
     divide_heads: (lambda k: (k.unflatten(-1, (H, D)) * torch.linspace(-1, 1, D)).sum(-1).exp(), 0),
     divide_tokens_first: (lambda k: k[..., :1].exp(), 0),
     divide_freed: (lambda k: k.exp(), 0),
@@ -100,9 +106,19 @@ def test_means_that_queries_multiply_are_recorded_once():
     assert len(recording.calls) == 1
 
 
-@pytest.mark.parametrize("form", [lambda k, v: v.cumsum(1) / k.cumsum(1), lambda k, v: (k * v).cumsum(1) / (k + 1).cumsum(1)])
-def test_quotients_of_other_sums_are_no_means(form):
-    recording, _ = record_and_compare(Averaged(form), lambda m: m(torch.randn(B, T, C)))
+OTHERS = {
+    "other weights": lambda k, v: v.cumsum(1) / k.cumsum(1),
+    "weights plus a number": lambda k, v: (k * v).cumsum(1) / (k + 1).cumsum(1),
+    "product": lambda k, v: (k * v).cumsum(1) * k.cumsum(1),
+    "product with the negative": lambda k, v: (k * v).cumsum(1) * -k.cumsum(1),
+    "product with a difference": lambda k, v: (k * v).cumsum(1) * (-k.cumsum(1) + 1),
+    "product with a bound": lambda k, v: (k * v).cumsum(1) * (-k.cumsum(1)).clamp(max=-1),
+}
+
+
+@pytest.mark.parametrize("form", OTHERS)
+def test_products_and_quotients_of_other_sums_are_no_means(form):
+    recording, _ = record_and_compare(Averaged(OTHERS[form]), lambda m: m(torch.randn(B, T, C)))
     assert not recording.calls
 
 

@@ -22,7 +22,6 @@ from regard.observe.interception.provenance import ModuleFrame
 
 BOUNDS = {"clamp", "clamp_min", "clip"}  # of sums that something is divided by
 ADDS_DIMS = {"unsqueeze", "getitem", "view", "reshape"}
-DIVIDES = (SumKind.LOGS, SumKind.DIVISORS)
 
 
 class RunningSums:
@@ -74,9 +73,9 @@ class RunningSums:
                 self.log.put(y, first._replace(sign=-first.sign))
             elif core in COPIES:
                 self.log.put(y, first)
-        elif first is not None and first.kind in DIVIDES and core in ADDS_DIMS and y.shape == (*args[0].shape, 1):
+        elif first is not None and can_divide(first) and core in ADDS_DIMS and y.shape == (*args[0].shape, 1):
             self.log.put(y, first)
-        elif first is not None and first.kind in DIVIDES and core in (*BOUNDS, "reciprocal"):
+        elif first is not None and can_divide(first) and core in (*BOUNDS, "reciprocal"):
             sign = -first.sign if core == "reciprocal" else first.sign
             self.log.put(y, first._replace(kind=SumKind.DIVISORS, sign=sign))
         elif len(args) == 2 and not call.kwargs and core in (*PRODUCTS, *QUOTIENTS, "add", "sub", "subtract"):
@@ -86,18 +85,21 @@ class RunningSums:
                 self.join(call.frame, core in ("add", "sub", "subtract"), pairs, flip, y)
 
     def divide(self, call: FollowedFunction, pairs: Any, flip: int) -> bool:
-        """Follow running sums plus a number, or divided by those of weights; return whether y is either."""
+        """Follow a number over running sums, these plus a number, or divided by those of weights; return whether y is one."""
         (x, first), (other, second) = pairs
+        if second is not None and can_divide(second) and isinstance(x, int | float) and call.core in QUOTIENTS:
+            self.log.put(call.y, second._replace(kind=SumKind.DIVISORS, sign=-second.sign))
+            return True
         if call.core == "add" and isinstance(number := other if first is not None else x, int | float) and number:
             trace = first or second
-            if trace is not None and trace.kind in DIVIDES:
+            if trace is not None and can_divide(trace):
                 self.log.put(call.y, trace._replace(kind=SumKind.DIVISORS))
-            return trace is not None and trace.kind in DIVIDES
+            return trace is not None and can_divide(trace)
         if first is None or second is None or call.core not in (*PRODUCTS, *QUOTIENTS):
             return False
         orders = ((first, second, other),) if flip < 0 else ((first, second, other), (second, first, x))
         for total, divisor, by in orders:
-            if divisor.kind in DIVIDES and divisor.sign == -flip:
+            if can_divide(divisor) and divisor.sign == -flip:
                 mean = find_mean(call.frame, total, divisor, by, call.y)
                 self.means += [mean] if mean is not None else []
                 return mean is not None
@@ -141,6 +143,11 @@ class RunningSums:
         ended = [one for one in self.means if one.frame is frame]
         self.means[:] = [one for one in self.means if one.frame is not frame]
         return [one for one in ended if not one.is_multiplied(outputs)]
+
+
+def can_divide(trace: RunningSum) -> bool:
+    """Return whether running sums, or a number over them, may be what something is divided by: not their negatives."""
+    return trace.kind is SumKind.DIVISORS or (trace.kind is SumKind.LOGS and trace.sign > 0)
 
 
 def can_be_written(frame: ModuleFrame, x: Any, y: Tensor) -> bool:

@@ -251,7 +251,7 @@ class SumKind(Enum):
     """What a running sum over tokens is of: decays, what is written over them, or the logarithms of either."""
 
     LOGS = auto()
-    DIVISORS = auto()  # LOGS plus a number, or one over them
+    DIVISORS = auto()  # LOGS plus a number, or a number over them
     DECAYS = auto()
     LOG_TERMS = auto()
     TERMS = auto()
