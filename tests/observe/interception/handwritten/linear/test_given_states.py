@@ -133,3 +133,21 @@ def test_a_step_of_one_token_from_a_state_is_missed_with_this_reason(join, b, is
     recording, _ = record_and_compare(Held(join, 0.9) if is_held else Retention(join, 0.9), run, missing=True)
     assert not recording.calls
     assert [one.reason for one in recording.missed] == [SINGLE]
+
+
+class Causal(nn.Module):
+    """Causal linear attention without any state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(C, D) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.q(x) @ self.k(x).mT).tril() @ self.v(x)
+
+
+@pytest.mark.parametrize("b", [1, 2])
+def test_the_reason_does_not_say_that_a_call_of_one_token_has_a_state(b):
+    recording, _ = record_and_compare(Causal(), lambda m: m(torch.randn(b, 1, C)), missing=True)
+    assert not recording.calls
+    assert ["may be added to it from a state" in one.reason for one in recording.missed] == [True]

@@ -30,7 +30,8 @@ from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 CHUNKS = "it is linear attention whose scores are of a part of its tokens, so it is not known how the others are added"
 CARRIED = "it is linear attention in chunks, whose sum with what earlier chunks add is no recurrence that is known: {}"
 SINGLE = (
-    "it is linear attention of single tokens, and what is added to it from a state is no recurrence of the tokens of one call"
+    "it is linear attention of a single token, which is not recorded alone, and what may be added to it from a state is no "
+    "recurrence of the tokens of one call"
 )
 MOST_SUMS = 3  # of a product within chunks with something else, one of which is that with the earlier chunks
 
