@@ -734,3 +734,19 @@ def test_a_loop_of_rounded_states_with_other_keys_is_not_recorded(dtype, tokens)
         recording, _ = record_and_compare(model, lambda model: model(x), missing=True)
     assert not recording.calls
     assert recording.missed[0].reason.startswith((OTHERWISE[:19], COARSE[:20]))
+
+
+def join_sparse(x: Tensor) -> None:
+    torch.cat([torch.eye(1, x.shape[-1]).to_sparse(), x[0, 0].to_sparse()])
+
+
+def join_batched(x: Tensor) -> None:
+    torch.vmap(lambda one: torch.cat([one[0, :1], one[0, :-1]]))(x)
+
+
+@pytest.mark.parametrize("join", [join_sparse, join_batched])
+def test_a_loop_that_joins_tensors_without_memory_of_their_own_is_recorded_in_inference_mode(join):
+    model, x = nn.Sequential(LoopLayer(lambda x: change_states(x, lambda _: join(x.k)), 2, 3, 4)), torch.randn(2, 5, 6)
+    with torch.inference_mode():
+        recording, _ = record_and_compare(model, lambda model: model(x))
+    assert len(recording.calls) == 1

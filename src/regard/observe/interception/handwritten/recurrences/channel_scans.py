@@ -153,7 +153,10 @@ def may_shift(args: Any) -> bool:
 
 def is_part(x: Tensor) -> bool:
     """Return whether a tensor is a view of another one with more entries."""
-    return x._base is not None or (x.is_inference() and x.untyped_storage().nbytes() > x.numel() * x.element_size())
+    if x._base is not None or not x.is_inference():
+        return x._base is not None
+    has_memory = x.layout is torch.strided and not torch._C._functorch.is_batchedtensor(x)
+    return has_memory and x.untyped_storage().nbytes() > x.numel() * x.element_size()
 
 
 def find_wholes(frame: ModuleFrame, x: Tensor) -> list[Tensor]:
