@@ -6,6 +6,8 @@ from torch import Tensor, nn
 
 import regard
 from observe.recording_checks import assert_equal, record_and_compare
+from regard.observe.interception.handwritten.recurrences import loop_check
+from regard.observe.interception.handwritten.recurrences.loop_check import run_recurrence
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 B, T, H, D = 2, 7, 3, 5
@@ -120,6 +122,15 @@ OTHERS = {
 def test_products_and_quotients_of_other_sums_are_no_means(form):
     recording, _ = record_and_compare(Averaged(OTHERS[form]), lambda m: m(torch.randn(B, T, C)))
     assert not recording.calls
+
+
+def test_sums_of_all_that_was_written_are_compared_at_once_as_token_by_token(monkeypatch):
+    parts = {name: torch.randn(B, T, 1) for name in ("q", "k")} | {name: torch.randn(B, T) for name in ("key_scale", "skip")}
+    given = {**parts, "decay": torch.zeros(B, T, 1)}, torch.randn(B, T, D), None, False
+    found = run_recurrence(*given)
+    monkeypatch.setattr(loop_check, "sums_all", lambda *_: False)
+    for one, other in zip(found, run_recurrence(*given), strict=True):
+        assert_equal(one, other)
 
 
 def test_means_that_an_intervention_should_change_stay_with_a_warning():

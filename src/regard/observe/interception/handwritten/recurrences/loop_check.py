@@ -92,6 +92,10 @@ def run_recurrence(
             parts.get("skip_size", parts.get("skip", 0 * ones).abs()),
         )
     )
+    if dtype is torch.float64 and initial is None and q.shape[2] == 1 and not is_strict and sums_all(parts, decay):
+        written, own = (scale * k).squeeze(3) * values, skip.squeeze(3) * values
+        own_size = skip_size.squeeze(3) * values.abs()
+        return q[..., 0] * written.cumsum(1) + own, q[..., 0].abs() * written.abs().cumsum(1) + own_size
     state = values.new_zeros(n, q.shape[2], e) if initial is None else initial
     bound, outputs, sizes = state.abs(), [], []
     for i in range(t):
@@ -106,3 +110,8 @@ def run_recurrence(
         own_size = skip_size[:, i] * values[:, i, None].abs()
         sizes.append((q[:, i].abs() * (bound_before if is_strict else bound)).sum(1) + own_size.squeeze(1))
     return torch.stack(outputs, 1), torch.stack(sizes, 1)
+
+
+def sums_all(parts: dict[str, Tensor], decay: Tensor) -> bool:
+    """Return whether a state is the sum of all that was written, as of running means: without a decay and a delta rule."""
+    return "beta" not in parts and bool((decay == 1).all())
