@@ -21,12 +21,13 @@ from regard.observe.interception.handwritten.ancestors.query_axes import list_ax
 from regard.observe.interception.handwritten.products.head_guesses import count_tokens, split_heads
 from regard.observe.interception.handwritten.products.tensor_axes import Axes, AxisTable
 from regard.observe.interception.handwritten.recurrences.learned_starts import READ_FIRST, leave_out_weights
-from regard.observe.interception.handwritten.recurrences.loop_check import ROUNDINGS, compare_outputs
+from regard.observe.interception.handwritten.recurrences.loop_check import compare_outputs
 from regard.observe.interception.handwritten.recurrences.own_terms import (
     SCALED,
     WRITES_READ,
     adds_to_scaled,
     are_made_of_states,
+    read_own_values,
 )
 from regard.observe.interception.handwritten.recurrences.state_loop import START, Factor, Read, StateLoop, Write
 from regard.observe.interception.handwritten.recurrences.token_joiner import BACKWARDS, DIFFERS, TokenJoiner, identify_factor
@@ -277,21 +278,6 @@ def list_sums(loop: StateLoop, tokens: LoopTokens) -> list[Factor]:
     found = [(loop.sums.get(place), loop.reads[place].output) for place in places]
     sums = [Factor(x, read.dims, read_version(x)) for x, read in found if x is not None and x.shape == read.tensor.shape]
     return sums if len(sums) == len(places) else []
-
-
-def read_own_values(outputs: Tensor, total: Tensor, values: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
-    """Return what multiplies each value (b, h, t, e) to be added to the outputs, with its rounding, and the outputs with it.
-
-    So chunks of one token add q_i · k_i v_i to what they read from the state of earlier ones. None, and the outputs as they
-    are, if something else was added.
-    """
-    v, added = values.double(), total.double() - outputs.double()
-    norm = v.square().sum(3).clamp(min=torch.finfo(torch.float64).tiny)
-    skip, size = (added * v).sum(3) / norm, total.double().abs() + outputs.double().abs()
-    eps = max(torch.finfo(one.dtype).eps for one in (outputs, values))
-    if not bool(((added - skip.unsqueeze(3) * v).abs() <= ROUNDINGS * eps * size).all()):
-        return None, None, outputs
-    return skip, skip.abs() + (size * v.abs()).sum(3) / norm, total
 
 
 def read_own_products(joiner: TokenJoiner, roles: Roles, writes: Sequence[Write]) -> Tensor:

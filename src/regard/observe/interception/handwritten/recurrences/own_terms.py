@@ -2,8 +2,12 @@
 
 from collections.abc import Iterable
 
+import torch
+from torch import Tensor
+
 from regard.observe.interception.function_roles import Role, infer_role
 from regard.observe.interception.handwritten.ancestors.ancestor_search import TensorRef, find_ancestors
+from regard.observe.interception.handwritten.recurrences.loop_check import ROUNDINGS
 from regard.observe.interception.handwritten.recurrences.state_loop import Read, StateLoop
 from regard.observe.interception.provenance import ModuleFrame
 
@@ -36,3 +40,18 @@ def are_made_of_states(frame: ModuleFrame, loop: StateLoop, tensors: Iterable[Te
             seen.add(id(one))
             waiting += [x for maker in frame.find_makers(one) for x in maker.given]
     return False
+
+
+def read_own_values(outputs: Tensor, total: Tensor, values: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
+    """Return what multiplies each value (b, h, t, e) to be added to the outputs, with its rounding, and the outputs with it.
+
+    So chunks of one token add q_i · k_i v_i to what they read from the state of earlier ones. None, and the outputs as they
+    are, if something else was added.
+    """
+    v, added = values.double(), total.double() - outputs.double()
+    norm = v.square().sum(3).clamp(min=torch.finfo(torch.float64).tiny)
+    skip, size = (added * v).sum(3) / norm, total.double().abs() + outputs.double().abs()
+    eps = max(torch.finfo(one.dtype).eps for one in (outputs, values))
+    if not bool(((added - skip.unsqueeze(3) * v).abs() <= ROUNDINGS * eps * size).all()):
+        return None, None, outputs
+    return skip, skip.abs() + (size * v.abs()).sum(3) / norm, total
