@@ -160,3 +160,17 @@ def test_one_hot_tokens_that_a_module_is_given_are_no_index(style):
     recording, _ = record_and_compare(model := OneHotTokens(style).double(), lambda m: m(*tokens))
     torch.testing.assert_close(recording.map(0).dense()[:, 0], model.weights.detach(), rtol=1e-12, atol=1e-12)
     assert not recording.notes
+
+
+class OneHotMemory(nn.Module):
+    """Running sums of products of keys with values."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.einsum("btd,btde->bte", q, torch.einsum("btd,bte->btde", k, v).cumsum(1))
+
+
+def test_outer_products_with_one_hot_keys_are_written_to_a_memory():
+    q, v = torch.randn(2, 2, NODES, C).double()
+    k = F.one_hot(torch.arange(2 * NODES).view(2, -1) % C, C).double()
+    recording, _ = record_and_compare(nn.Sequential(OneHotMemory()), lambda m: m[0](q, k, v))
+    torch.testing.assert_close(recording.map(0, kind="implicit").dense()[:, 0], (q @ k.mT).tril(), rtol=1e-12, atol=1e-12)

@@ -45,7 +45,8 @@ def holds_index(x: Tensor) -> bool:
 def find_index(traces: Traces, frame: ModuleFrame, operands: list[Tensor], product: LabelledProduct | None) -> Tensor | None:
     """Return the one operand of a product that is an index as F.one_hot writes it, by which tokens are picked or summed.
 
-    One that was not made so is none if it is multiplied with the features of the other operand, as keys are.
+    One that was not made so is none if it is multiplied with the features of the other operand, as keys are, or if nothing is
+    summed, as in outer products of keys with values.
     """
     found = []
     for x in operands:
@@ -55,7 +56,8 @@ def find_index(traces: Traces, frame: ModuleFrame, operands: list[Tensor], produ
             found.append(x)
     if len(found) != 1 or is_made_one_hot(frame, weakref.ref(found[0])) or product is None:
         return found[0] if len(found) == 1 else None
-    return None if sums_inner_axis(product, product.operands[1 - product.find_place(found[0])]) else found[0]
+    other = product.operands[1 - product.find_place(found[0])]
+    return None if sums_inner_axis(product, other) or not product.list_summed_dims(other) else found[0]
 
 
 def sums_inner_axis(product: LabelledProduct, x: Tensor) -> bool:
