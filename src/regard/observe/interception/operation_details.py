@@ -22,7 +22,7 @@ from regard.observe.interception.lookups import (
 )
 from regard.observe.interception.tensor_arguments import PLAIN
 
-SUMS = {"sum", "logsumexp", "special_logsumexp"}  # whose axis is logged
+SUMS = {"sum", "mean", "amax", "max", "logsumexp", "special_logsumexp"}  # whose axis is logged
 GATHERS = {"__getitem__", "index_select", "gather", "take_along_dim", "embedding"}  # entries of a tensor, by an index
 OperationDetails = tuple[Lookup | None, Any, tuple[int, tuple[int, ...]] | None, Layout | None, Copy | None]
 NO_DETAILS: OperationDetails = (None,) * 5

@@ -27,6 +27,8 @@ class JoinedTokens(nn.Module):
             return torch.cat([self.one(x), self.other(x)], 1)
         if self.style == "a learned token and others":
             return torch.cat([self.first.expand(len(x), -1, -1), x], 1)
+        if self.style == "means of two layers":
+            return torch.stack([self.one(x), self.other(x)], 1).mean(1)
         if self.style == "states of a loop":
             states = [x.new_zeros(len(x), C)]
             for token in x.unbind(1):
@@ -51,6 +53,7 @@ class JoinedTokens(nn.Module):
     [
         *("two sequences", "two layers of the tokens", "a learned token and others", "states of a loop"),
         *("tokens one by one", "tokens one by one, kept as sequences", "a learned token and picked ones"),
+        "means of two layers",
     ],
 )
 def test_joined_tokens_are_pooled(style):
@@ -148,6 +151,14 @@ class Mix(nn.Module):
 
     def scored_means(self, states: list[Tensor]) -> Tensor:
         joined = torch.stack([state.mean(1) for state in states], 1)
+        return (self.score(joined).softmax(1) * joined).sum(1)
+
+    def scored_means_of_joined_states(self, states: list[Tensor]) -> Tensor:
+        joined = torch.stack(states, 1).mean(2)
+        return (self.score(joined).softmax(1) * joined).sum(1)
+
+    def scored_largest_of_joined_states(self, states: list[Tensor]) -> Tensor:
+        joined = torch.stack(states, 1).amax(dim=-2, keepdim=True)
         return (self.score(joined).softmax(1) * joined).sum(1)
 
     def scored_first_tokens(self, states: list[Tensor]) -> Tensor:

@@ -3,6 +3,7 @@
 What was stacked are tokens where each part was made of a token of its own, as a loop over the tokens of one tensor picks them.
 """
 
+import math
 import weakref
 
 from torch import Tensor
@@ -14,6 +15,8 @@ from regard.observe.interception.handwritten.ancestors.token_factors import is_l
 from regard.observe.interception.handwritten.products.tensor_axes import AxisTable, Dims
 from regard.observe.interception.lookups import JOINS_PARTS, SPLITS
 from regard.observe.interception.provenance import TOKEN, ModuleFrame, Operation
+
+REDUCTIONS = {"sum", "mean", "amax", "max"}
 
 
 def are_stacked_tokens(frames: list[ModuleFrame], x: Tensor, places: list[int]) -> bool | None:
@@ -28,7 +31,8 @@ def are_stacked_tokens(frames: list[ModuleFrame], x: Tensor, places: list[int]) 
                 break  # an argument of the module
             if is_stack(table, makers[-1], place.dims, {*table.expand_axes((*own,))}):
                 return hold_picked_tokens(frames[: n + 1], makers[-1].given)
-            before = step_through_layer(table, makers[-1], place.dims) or search.step_back(frame, makers[-1], place.dims)
+            step = step_through_layer(table, makers[-1], place.dims) or step_through_reduction(table, makers[-1], place.dims)
+            before = step or search.step_back(frame, makers[-1], place.dims)
             if before is None:
                 return None
             place = before
@@ -63,6 +67,19 @@ def step_through_layer(table: AxisTable, maker: Operation, dims: Dims) -> Place 
     for size in table.get_sizes([axis for axes in table.expand_dims(dims[:-1]) for axis in axes]):
         rows *= size
     return Place(maker.given[0], (*dims[:-1], table.add_axis(maker.sizes[0] // max(rows, 1))))
+
+
+def step_through_reduction(table: AxisTable, maker: Operation, dims: Dims) -> Place | None:
+    """Return what a sum, mean or maximum over one axis was given, with the axes of its dimensions; None for any other."""
+    if maker.name not in REDUCTIONS or type(maker.dim) is not int or not maker.given:
+        return None
+    rest = math.prod(table.get_sizes([axis for axes in table.expand_dims(dims) for axis in axes]))
+    reduced = table.add_axis(maker.sizes[0] // max(rest, 1))
+    place = maker.dim % len(dims) if dims else 0
+    if dims and not dims[place]:  # a dimension of size 1 was left, or stood here before
+        return Place(maker.given[0], (*dims[:place], reduced, *dims[place + 1 :]))
+    place = maker.dim % (len(dims) + 1)
+    return Place(maker.given[0], (*dims[:place], reduced, *dims[place:]))
 
 
 def hold_picked_tokens(frames: list[ModuleFrame], parts: list[TensorRef]) -> bool:
