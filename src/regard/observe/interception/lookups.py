@@ -21,7 +21,7 @@ REARRANGES = (
 )  # functions whose layout is logged
 PRODUCTS_OF_TWO = {"matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "baddbmm", "einsum"}
 SHAPED = PRODUCTS_OF_TWO | {  # with logged shapes
-    *("__getitem__", "select", "narrow", "pad", "topk", "view_as_complex", "view_as_real"),
+    *("__getitem__", "select", "narrow", "pad", "topk", "sort", "view_as_complex", "view_as_real"),
 }
 Layout = tuple[tuple[int, ...], tuple[int, ...], tuple[Any, ...], dict[str, Any]]  # shapes before and after, other arguments
 COPIES_ENTRIES = {"reshape", "flatten", "contiguous", "clone", "repeat", "repeat_interleave", "tile"}  # often in another order
@@ -151,7 +151,7 @@ def find_layout(args: Any, kwargs: Any, result: Any) -> Layout | None:
 def find_shapes(name: str, args: Any, result: Any) -> Shapes | None:
     """Return the shapes of a product, a slice or a module; None for tensors that are not plain, and other indices."""
     tensors = [x for x in args if type(x) in PLAIN]
-    if name == "topk" and isinstance(result, SEQUENCES):
+    if name in ("topk", "sort") and isinstance(result, SEQUENCES):
         result = result[0]
     if type(result) is not Tensor or not tensors or result.is_nested or any(x.is_nested for x in tensors):
         return None

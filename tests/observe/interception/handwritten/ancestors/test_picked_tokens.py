@@ -29,7 +29,16 @@ class TopPooling(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         scores = self.score(x).squeeze(-1)
-        if self.style == "largest weights":
+        if self.style == "sorted scores":
+            largest, index = scores.sort(-1)
+            weights = largest.softmax(-1)
+        elif self.style == "scores looked up":
+            index = scores.topk(K, 1).indices
+            weights = scores.gather(1, index).softmax(-1)
+        elif self.style == "order of the scores":
+            index = scores.argsort(-1, descending=True)[:, :K]
+            weights = scores.gather(1, index).softmax(-1)
+        elif self.style == "largest weights":
             largest, index = scores.softmax(-1).topk(K, dim=-1)
             weights = largest / largest.sum(-1, keepdim=True)
         else:
@@ -57,6 +66,7 @@ class TopOfBag(nn.Module):
 
 
 STYLES = ["gathered", "taken", "product", "values", "values of the picked", "largest weights"]
+STYLES += ["sorted scores", "scores looked up", "order of the scores"]
 
 
 @pytest.mark.parametrize("style", [*STYLES, "bag"])

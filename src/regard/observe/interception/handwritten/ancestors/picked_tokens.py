@@ -24,8 +24,8 @@ def find_picked_tokens(frame: ModuleFrame, weights: Tensor, values: Tensor) -> P
     chosen = set[int]()
     for *_, makers in walk_back([frame], (weakref.ref(weights), 0), lambda maker, *_: maker.child is None):
         for maker in makers:
-            if maker.name in CHOOSES:
-                chosen |= {id(one) for one in maker.results[1:]}
+            if maker.name in CHOOSES or maker.name == "argsort":
+                chosen |= {id(one) for one in maker.results[maker.name != "argsort" :]}
     x, keeps_order = weakref.ref(values), True
     for _ in range(MAX_STEPS if chosen else 0):
         makers = [one for one in frame.find_makers(x) if one.given and one.given[0] is not x]

@@ -20,7 +20,7 @@ from regard.observe.interception.handwritten.ancestors.token_factors import find
 from regard.observe.interception.handwritten.products.labelled_product import label_terms
 from regard.observe.interception.handwritten.products.tensor_axes import Axes, AxisTable, Dims
 from regard.observe.interception.head_counts import find_head_counts
-from regard.observe.interception.lookups import JOINS_PARTS, PERMUTES_AXES, PRODUCTS_OF_TWO, SPLITS
+from regard.observe.interception.lookups import JOINS_PARTS, PERMUTES_AXES, PRODUCTS_OF_TWO, SPLITS, Lookup
 from regard.observe.interception.provenance import TOKEN, ModuleFrame, Operation
 
 STEPS = 40  # functions that are followed back, at most
@@ -188,9 +188,11 @@ class RowSearch:
             shape = () if maker.shapes is None or 0 in maker.shapes.result else maker.shapes.given[0]
             hides_axis = any(size == 1 and axes for axes, size in zip(dims, shape, strict=False))  # one entry shows no axis
             return None if hides_axis or 0 in shape or len(shape) != len(dims) else Place(largest, self.widen(dims, shape))
-        if name == "topk" and self.through_scores and maker.shapes is not None:
+        if name in ("topk", "sort") and self.through_scores and maker.shapes is not None:
             fitted = fit_dims(dims, len(maker.shapes.result))
             return None if fitted is None else Place(largest, self.widen(fitted, maker.shapes.given[0]))
+        if self.through_scores and maker.lookup is not None:
+            return self.step_back_lookup(maker, maker.lookup, dims)
         if core in ("view_as_real", "view_as_complex"):
             pair = self.table.add_axis(2)
             return Place(largest, dims[:-1] if core == "view_as_real" else (*dims, pair))
@@ -256,6 +258,14 @@ class RowSearch:
                 size = next(sizes)
                 found.append(self.table.add_axis(size) if type(one) is int else self.widen_axes(left.pop(0), size))
         return Place(maker.given[0], tuple(found))
+
+    def step_back_lookup(self, maker: Operation, lookup: Lookup, dims: Dims) -> Place | None:
+        """Return the tensor of which an index picked entries along one axis, and the axes of its dimensions."""
+        keeps_rank = len(lookup.indices) == 1 and (maker.name in ("gather", "take_along_dim") or lookup.indices[0].dim() == 1)
+        if lookup.dim is None or not keeps_rank or -lookup.dim > len(dims):
+            return None
+        place = len(dims) + lookup.dim
+        return Place(maker.given[0], (*dims[:place], self.widen_axes(dims[place], lookup.size), *dims[place + 1 :]))
 
     def step_back_pattern(self, maker: Operation, dims: Dims) -> Place | None:
         """Return the tensor that einops's layer Rearrange was given, and the axes of its dimensions."""
