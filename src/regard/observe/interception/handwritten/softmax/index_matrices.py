@@ -11,6 +11,7 @@ from regard.observe.interception.handwritten.products.labelled_product import La
 from regard.observe.interception.handwritten.products.traces import Traces
 from regard.observe.interception.plain_tensors import is_comparable
 from regard.observe.interception.provenance import LEARNED, ModuleFrame
+from regard.observe.interception.thread_state import choose_by_numbers
 
 
 def is_one_hot(frame: ModuleFrame, x: TensorRef) -> bool:
@@ -36,7 +37,7 @@ def holds_index(x: Tensor) -> bool:
         return False
     x = x.detach()
     one = x[(0,) * (x.dim() - 2)]
-    if not bool(((one[0] == 0) | (one[0] == 1)).all()):
+    if not choose_by_numbers(bool(((one[0] == 0) | (one[0] == 1)).all())):
         return False  # quick, for the many other tensors
     is_binary = bool(((x == 0) | (x == 1)).all())
     return is_binary and any(bool((x.sum(dim) == 1).all()) for dim in (-1, -2))
@@ -52,12 +53,12 @@ def find_index(traces: Traces, frame: ModuleFrame, operands: list[Tensor], produ
     for x in operands:
         others = [other for other in operands if other is not x]
         may_be_index = traces.find(x) is None and any(has_tokens(frame, one) for one in others)
+        if may_be_index and not is_made_one_hot(frame, weakref.ref(x)) and product is not None:
+            other = product.operands[1 - product.find_place(x)]
+            may_be_index = bool(product.list_summed_dims(other)) and not sums_inner_axis(product, other)
         if may_be_index and is_one_hot(frame, weakref.ref(x)):
             found.append(x)
-    if len(found) != 1 or is_made_one_hot(frame, weakref.ref(found[0])) or product is None:
-        return found[0] if len(found) == 1 else None
-    other = product.operands[1 - product.find_place(found[0])]
-    return None if sums_inner_axis(product, other) or not product.list_summed_dims(other) else found[0]
+    return found[0] if len(found) == 1 else None
 
 
 def sums_inner_axis(product: LabelledProduct, x: Tensor) -> bool:
