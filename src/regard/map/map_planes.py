@@ -1,6 +1,5 @@
 """The matrices of a map, one for each batch row and head, traversed by the fastest pass that applies to them."""
 
-import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -81,8 +80,6 @@ class MapPlanes:
     @property
     def pair_numbers(self) -> Tensor:
         """The batch row and head in q of each matrix, (b h, 2)."""
-        if isinstance(self.rows, range) and isinstance(self.heads, range):
-            return number_pairs(self.rows, self.heads, self.device)
         return torch.cartesian_prod(self.row_numbers, self.head_numbers)
 
     def list_planes(self) -> list[Plane]:
@@ -234,12 +231,6 @@ class MapPlanes:
         for part, weights in self.iterate_weights(plane, queries, keys):
             picture.add(queries[part], keys, weights)
         return picture
-
-
-@functools.lru_cache(8)
-def number_pairs(rows: range, heads: range, device: torch.device) -> Tensor:
-    """Return the pairs of batch rows and heads, (rows heads, 2), which the layers of a model share."""
-    return torch.cartesian_prod(*(torch.arange(one.start, one.stop, one.step, device=device) for one in (rows, heads)))
 
 
 def traverse_planes(
