@@ -38,6 +38,11 @@ class JoinedTokens(nn.Module):
             return torch.stack([self.one(x[:, n]) for n in range(T)], 1)
         if self.style == "tokens one by one, kept as sequences":
             return torch.cat([self.one(token) for token in x.split(1, 1)], 1)
+        if self.style == "tokens written one by one":
+            joined = torch.zeros_like(x)
+            for n in range(T):
+                joined[:, n] = self.one(x[:, n])
+            return joined
         assert self.style == "a learned token and picked ones"
         return torch.stack([self.first[0].expand(len(x), -1), *x.unbind(1)], 1)
 
@@ -53,6 +58,7 @@ class JoinedTokens(nn.Module):
     [
         *("two sequences", "two layers of the tokens", "a learned token and others", "states of a loop"),
         *("tokens one by one", "tokens one by one, kept as sequences", "a learned token and picked ones"),
+        "tokens written one by one",
         "means of two layers",
     ],
 )
@@ -163,6 +169,12 @@ class Mix(nn.Module):
 
     def scored_first_tokens(self, states: list[Tensor]) -> Tensor:
         joined = torch.cat([state[:, :1] for state in states], 1)
+        return (self.score(joined).softmax(1) * joined).sum(1)
+
+    def scored_means_written_one_by_one(self, states: list[Tensor]) -> Tensor:
+        joined = torch.zeros(B, LAYERS, C)
+        for n, state in enumerate(states):
+            joined[:, n] = state.mean(1)
         return (self.score(joined).softmax(1) * joined).sum(1)
 
     def routed(self, states: list[Tensor]) -> Tensor:

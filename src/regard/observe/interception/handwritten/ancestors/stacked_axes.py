@@ -27,6 +27,9 @@ def are_stacked_tokens(frames: list[ModuleFrame], x: Tensor, places: list[int]) 
     for n, frame in reversed([*enumerate(frames)]):
         for _ in range(STEPS):
             makers = list_makers(frame, place.tensor)
+            written = list_written_parts(frame, place.tensor, math.prod(table.get_sizes(table.expand_axes((*own,)))))
+            if written:
+                return hold_picked_tokens(frames[: n + 1], written)
             if not makers:
                 break  # an argument of the module
             if is_stack(table, makers[-1], place.dims, {*table.expand_axes((*own,))}):
@@ -42,6 +45,13 @@ def are_stacked_tokens(frames: list[ModuleFrame], x: Tensor, places: list[int]) 
 def has_stacked_layers(frames: list[ModuleFrame], x: Tensor) -> bool:
     """Return whether outputs of layers or experts were stacked along an axis of x before its last."""
     return any(are_stacked_tokens(frames, x, [n]) is False for n in range(x.dim() - 1))
+
+
+def list_written_parts(frame: ModuleFrame, x: TensorRef, count: int) -> list[TensorRef]:
+    """Return the tensors that were written into x, if they are so many and fill it, as outputs of layers in a loop do."""
+    writes = [one for one in frame.find_makers(x) if one.name == "__setitem__" and one.given[0] is x]
+    fills = len(writes) == count and all(one.sizes[0] == count * one.sizes[-1] for one in writes)
+    return [one.given[-1] for one in writes] if fills and count > 1 else []
 
 
 def is_stack(table: AxisTable, maker: Operation, dims: Dims, own: set[int]) -> bool:
