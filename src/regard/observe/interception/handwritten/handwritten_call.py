@@ -38,7 +38,7 @@ from regard.observe.interception.handwritten.scores.stored_weights import (
 )
 from regard.observe.interception.handwritten.scores.weight_steps import DIFFERENT, UNKNOWN
 from regard.observe.interception.handwritten.softmax.attention_free import TableQuotient
-from regard.observe.interception.handwritten.softmax.edge_call import EDGE_KEYS, GRAPH, EdgeSum, build_edge_matrix
+from regard.observe.interception.handwritten.softmax.edge_call import GRAPH, EdgeSum, build_edge_matrix
 from regard.observe.interception.handwritten.softmax.edge_softmax import EDGE_SUMS
 from regard.observe.interception.handwritten.softmax.key_blocks import BLOCKS, KEYS, find_block, has_running_maximum
 from regard.observe.interception.handwritten.softmax.picked_call import (
@@ -259,7 +259,8 @@ def read_edge_call(product_call: HandwrittenCall, result: Tensor) -> tuple[Atten
     if not has_unit_rows(found.weights, trace.eps):
         raise UnreadableError(f"{GRAPH}, and the weights of the edges of a node do not sum to 1")
     call = store_weights(trace, found.weights, found.values, kernel, found.note)
-    call.is_cross = True if found.note == EDGE_KEYS else call.is_cross
+    if found.has_edge_keys:
+        call.is_cross = True
     adapter = CallAdapter(lambda: result, found.read_context, found.write_context)
     return call, make_changeable(adapter, call, found.weights, trace, found.build)
 

@@ -39,7 +39,7 @@ class EdgeMatrix(NamedTuple):
 
     `order` are the dimensions of the values that are batch, heads, edges and width, in this order, and `shape` is that of the
     result with a dimension for each of them: receivers in place of edges. `build` computes the weights that were multiplied,
-    with gradients. `note` says what the keys are.
+    with gradients. has_edge_keys says that the keys are the edges, not the nodes that send them.
     """
 
     weights: Tensor
@@ -47,7 +47,12 @@ class EdgeMatrix(NamedTuple):
     order: list[int]
     shape: list[int]
     build: Callable[[], Tensor]
-    note: str
+    has_edge_keys: bool
+
+    @property
+    def note(self) -> str:
+        """What the keys are."""
+        return EDGE_KEYS if self.has_edge_keys else GRAPH
 
     def read_context(self, result: Tensor) -> Tensor:
         """Return a result of the sum as contexts (b, h, q, d)."""
@@ -145,8 +150,8 @@ def build_edge_matrix(
     matrix, picked = build_matrix(weights.detach()), values.to(dtype).permute(order).reshape(b, h, edge_count, d)
     values_of_senders = gather_first(picked, senders.view(-1, 1, edge_count).expand(b, h, -1), count)
     order_of_result = [*values.shape[:axis], nodes, *values.shape[axis + 1 :]]
-    note = EDGE_KEYS if found_senders is None else GRAPH
-    found = EdgeMatrix(matrix, values_of_senders, order, order_of_result, lambda: build_matrix(weights), note)
+    has_edge_keys = found_senders is None
+    found = EdgeMatrix(matrix, values_of_senders, order, order_of_result, lambda: build_matrix(weights), has_edge_keys)
     v = values_of_senders.detach()
     eps = max(torch.finfo(values.dtype).eps, torch.finfo(result.dtype).eps)
     bound = eps * (8 + degree) * (matrix.abs() @ v.abs())
