@@ -4,12 +4,10 @@ import importlib
 
 import pytest
 import torch
-from torch import nn
 
 import regard
 from dense import close
 from observe.recurrent_models import RECURRENT, draw_tokens
-from regard import ConfigError
 
 FAMILIES = {one.name: one for one in RECURRENT}
 T = 13
@@ -98,35 +96,6 @@ def test_pulls_of_other_families_add_up_to_gradient_times_output(name):
         outputs = recording.map(layer, kind="implicit") @ recording.values(layer, kind="implicit")
         close(pull.row_sums(), (pull.left * outputs).sum(-1), atol=1e-5 * float(pull.row_sums().abs().max()))
     assert attribution.relevance().shape == (2, T)
-
-
-class Loop(nn.Module):
-    """A recurrence that is written out by hand."""
-
-    def __init__(self):
-        super().__init__()
-        self.project = nn.Linear(8, 16)
-
-    def forward(self, x):
-        q, k, v, gate = self.project(x).chunk(4, -1)
-        state, outputs = torch.zeros(len(x), 4, 4).to(x), []
-        for i in range(x.shape[1]):
-            state = gate[:, i, :, None].sigmoid() * state + k[:, i, :, None] * v[:, i, None]
-            outputs.append(torch.einsum("bd,bde->be", q[:, i], state))
-        return torch.stack(outputs, 1)
-
-
-def test_what_has_no_gradient_is_refused_with_the_reason():
-    model = Loop()
-    with regard.record(model, keep="values") as recording:
-        output = model(torch.randn(2, 9, 8))
-    assert recording.layers("implicit")
-    with pytest.raises(ConfigError, match="no function of transformers returned its outputs"):
-        recording.attribute(output.sum())
-    _, _, attribution = attribute("mamba2")
-    for kind in ("cut", "scores"):
-        with pytest.raises(ConfigError, match="minus the pull"):
-            attribution.map(0, kind=kind, attention="implicit")
 
 
 def test_the_model_computes_the_same_bits_and_gradients():

@@ -2,7 +2,6 @@
 
 import math
 import weakref
-from contextlib import ExitStack
 
 import pytest
 import torch
@@ -69,8 +68,7 @@ def mix(build=lambda: nn.Conv2d(H, H, 1)):
     return [build]
 
 
-DECAYS = (0.9 ** (torch.arange(T).view(-1, 1) - torch.arange(T))).tril()
-NOT_CAUSAL = ("talking twice", "scores times a table", "scores times their sigmoid")
+NOT_CAUSAL = ("talking twice", "scores times their sigmoid")
 FORMS = {  # name: weights of q and k by primitives, how modules are built
     "talking heads": (lambda p, q, k, after: after(p.softmax(p.score(q, k))), mix()),
     "talking heads of a linear": (
@@ -90,7 +88,6 @@ FORMS = {  # name: weights of q and k by primitives, how modules are built
     "nn.ReLU": (lambda p, q, k, act: p.activate(act(p.score(q, k))), [nn.ReLU]),
     "squared relu": (lambda p, q, k: p.activate(p.score(q, k).relu()).square(), []),
     "sigmoid": (lambda p, q, k: p.activate(torch.sigmoid(p.score(q, k) - math.log(T))), []),
-    "scores times a table": (lambda p, q, k: p.activate(p.score(q, k) * DECAYS), []),  # as retention's
     "scores times their sigmoid": (lambda p, q, k: (s := p.score(q, k)) * p.activate(torch.sigmoid(s)), []),
     "Laplace, as in Mega": (lambda p, q, k: p.activate(0.5 * (1 + torch.erf((p.score(q, k) - 0.7) / 0.3))), []),
     "softplus": (lambda p, q, k: p.activate(F.softplus(p.score(q, k))), []),
@@ -283,71 +280,6 @@ def run_with_warning(model, x, match, *changes):
         return model(x)
 
 
-class Divided(Own):
-    """Weights times values, divided by the sums of the weights afterwards."""
-
-    def __init__(self, divide=lambda context, total: context / (total + 1e-6)):
-        super().__init__(None)
-        self.divide = divide
-
-    def forward(self, x):
-        q, k, v = self.project(x).unflatten(-1, (3, H, D)).permute(2, 0, 3, 1, 4)
-        weights = self.primitives.activate(self.primitives.score(q, k).relu())
-        return self.divide(weights @ v, weights.sum(-1, keepdim=True)).transpose(1, 2).flatten(2)
-
-
-DIVISIONS = {
-    "and a number": lambda context, total: context / (total + 0.3),
-    "multiplied": lambda context, total: context * (1 / (total + 0.3)),
-    "transposed before": lambda context, total: (context.transpose(1, 2) / (total + 1e-6).transpose(1, 2)).transpose(1, 2),
-}
-
-
-@pytest.mark.parametrize("name", DIVISIONS)
-def test_division_by_sums_after_the_product_follows_the_changed_weights(name):
-    model, x = nn.Sequential(Divided(DIVISIONS[name])), torch.randn(B, T, C).requires_grad_()
-    hidden = torch.zeros(H, T, T, dtype=torch.bool)
-    hidden[[0, 2], 4:9, 3] = hidden[[0, 2], 6] = True
-    model[0].primitives = Primitives(hidden)
-    expected = model(x)
-    other = torch.autograd.grad(expected.square().sum(), [x, *model.parameters()])
-    model[0].primitives = Primitives()
-    changes = [CutEdges(slice(4, 9), 3, head=[0, 2], kind="implicit"), CutEdges(6, head=[0, 2], kind="implicit")]
-    for blocks in ([changes], [changes[:1], changes[1:]]):
-        with ExitStack() as stack:
-            for block in blocks:
-                stack.enter_context(intervene(model, *block))
-            recording = stack.enter_context(record(model, keep="values"))
-            found = model(x)
-        assert_equal(found, expected)
-        for own, theirs in zip(torch.autograd.grad(found.square().sum(), [x, *model.parameters()]), other, strict=True):
-            assert_equal(own, theirs)
-        values = recording.values(0, kind="implicit")
-        product = recording.map(0, kind="implicit").dense() @ values
-        assert_equal(product.transpose(1, 2).flatten(2), expected)
-
-
-def test_division_by_sums_with_a_bound_is_said_to_stay_where_it_may_apply():
-    torch.manual_seed(5)  # the one key that is left has a weight of 0 in some head
-    model, x = nn.Sequential(Divided(lambda context, total: context / total.clamp(min=1e-3))), torch.randn(B, T, C)
-    told = "A part of the output of 0 was not changed: what its rows are multiplied by"
-    run_with_warning(model, x, told, CutEdges(12, slice(1, None), kind="implicit"))
-
-
-def test_contexts_that_are_patched_before_a_division_by_sums_are_warned_of():
-    model, x = nn.Sequential(Divided()), torch.randn(B, T, C)
-    plain = model(x)
-    told = "A part of the output of 0 was not changed: what its rows are multiplied by"
-    with record(model, keep="values") as source:
-        model(x)
-    run_with_warning(model, x, told, Patch(recording=source, kind="implicit"))
-    with intervene(model, KnockOut(head=1, kind="implicit")):  # 0 however it is divided
-        found = model(x)
-    expected = plain.unflatten(-1, (H, D)).clone()
-    expected[:, :, 1] = 0
-    assert_equal(found, expected.flatten(2))
-
-
 def test_what_a_layer_counts_and_draws_in_training_is_as_without_the_change():
     weigh = lambda p, q, k, norm: F.dropout(norm(p.softmax(p.score(q, k))), 0.5)  # noqa: E731
     results = []
@@ -476,50 +408,3 @@ def test_nothing_of_a_router_is_kept():
     with pytest.warns(UserWarning, match="was not applied"), torch.no_grad(), intervene(model, CutEdges(keys=0)):
         model(torch.randn(B, T, C))
     assert gone.alive == [False]
-
-
-class DividedByMore(Own):
-    """Weights times values, divided by the sums of the weights and a number, or by one over another number of each query."""
-
-    def __init__(self, activate, divide):
-        super().__init__(None)
-        self.activate, self.divide = activate, divide
-
-    def forward(self, x):
-        q, k, v = self.project(x).unflatten(-1, (3, H, D)).permute(2, 0, 3, 1, 4)
-        weights = self.activate(q @ k.mT / math.sqrt(D))
-        return self.divide(weights @ v, weights).transpose(1, 2).flatten(2)
-
-
-DIVISIONS_BY_MORE = {
-    "sums and a number": (torch.relu, "implicit", lambda c, w: c / (w.sum(-1, keepdim=True) + 0.7)),
-    "exponentials, with one more": (torch.exp, "self", lambda c, w: c / (w.sum(-1, keepdim=True) + 1)),
-    "exponentials, by their mean": (torch.exp, "self", lambda c, w: c / (w.mean(-1, keepdim=True) + 2)),
-}
-
-
-@pytest.mark.parametrize("name", DIVISIONS_BY_MORE)
-def test_division_by_more_than_sums_after_the_product_is_said_to_stay(name):
-    activate, kind, divide = DIVISIONS_BY_MORE[name]
-    model, x = nn.Sequential(DividedByMore(activate, divide)), torch.randn(B, T, C)
-    told = "A part of the output of 0 was not changed: "
-    plain = model(x)
-    with record(model, keep="values") as source:
-        model(torch.randn(B, T, C))
-    changes = [CutEdges(keys=0, kind=kind), Temperature(t=2.0, kind=kind)] if kind == "self" else []
-    for change in (*changes, Patch(recording=source, kind=kind)):
-        assert not torch.allclose(run_with_warning(model, x, told, change), plain)
-    with intervene(model, KnockOut(head=1, kind=kind)):  # 0 however it is divided
-        found = model(x)
-    expected = model(x).unflatten(-1, (H, D)).clone()
-    expected[:, :, 1] = 0
-    assert_equal(found, expected.flatten(2))
-
-
-@pytest.mark.parametrize("more", [0.7, 1e-6])
-def test_a_map_has_what_is_added_to_the_sums_that_divide_its_rows(more):
-    model, x = DividedByMore(torch.relu, lambda c, w: c / (w.sum(-1, keepdim=True) + more)), torch.randn(B, T, C)
-    with record(model) as recording:
-        output = model(x)
-    values = recording.values(0, kind="implicit")
-    assert_equal((recording.map(0, kind="implicit").dense().to(values) @ values).transpose(1, 2).flatten(2), output)

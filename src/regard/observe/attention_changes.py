@@ -17,7 +17,6 @@ from regard.mechanism.additive import additive_attention
 from regard.mechanism.arguments import check_choice, check_instance, check_integer, check_number, check_sequence, describe_value
 from regard.mechanism.masks import Given
 from regard.observe.interception.attention_call import AttentionCall, hide_by_bias
-from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.recorded_runs.run import IMPLICIT, KINDS, Run
 from regard.observe.recorded_runs.token_positions import Places, locate_tokens, mark_positions
 from regard.observe.recording import Recording
@@ -68,11 +67,6 @@ class Change:
         """Return the weights (b, h, q, k) that the caller asked for, after those of the changed call."""
         return weights
 
-    def depends_on_row_scale(self, call: RecurrenceCall) -> bool:
-        """Return whether the change is another one because a layer multiplies the rows of a context after it."""
-        is_changed = call.unchanged is not None or call.keeps_scale
-        return call.keeps_divisor or (is_changed and not call.follows_sums and not call.has_equal_row_scale)
-
     def is_target(self, name: str, number: int | None, kind: str) -> bool:
         """Return whether the change applies to a layer."""
         return kind == self.kind and (self.layer is None or self.layer in (name, number))
@@ -121,9 +115,6 @@ class KnockOut(Change):
             check_instance("source", self.source, Recording, RECORD_VALUES)
             if self.by == "zero":
                 raise ConfigError("by='zero' takes nothing from a source: leave it out, or use by='mean' or 'resample'.")
-
-    def depends_on_row_scale(self, call: RecurrenceCall) -> bool:
-        return self.by != "zero" and not call.has_equal_row_scale
 
     def change_context(self, context: Tensor, call: AttentionCall, name: str, number: int) -> Tensor:
         chosen = torch.zeros(context.shape[1], dtype=torch.bool, device=context.device)

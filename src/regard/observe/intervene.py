@@ -46,10 +46,6 @@ REPEATED = (
     "calls attention several times in one run, as for parts of its input or of its heads, and a change applied to each: its "
     "heads and positions are those of each call, and not of recording.map"
 )
-SCALED = (
-    "what its rows are multiplied by after the product with the values, such as one over the sums of the weights, is that of "
-    "the unchanged weights"
-)
 
 
 @contextmanager
@@ -166,9 +162,8 @@ class Intervention:
         if not meant:
             return call, adapter
         if found is not None:
-            assert adapter.weights is not None
-            before, (weights, adapter) = adapter.weights, found
-            call = store_changed_weights(call, before, weights, read(adapter.run()))
+            weights, adapter = found
+            call = store_changed_weights(call, weights, read(adapter.run()))
         for change in meant:
             self.report_applied(change, place)
         self.changed_modules.add(name)
@@ -200,7 +195,7 @@ class Intervention:
         return self.targets.select_changes(self.layer_numbers.find_place(name, IMPLICIT), IMPLICIT)
 
     def handle_recurrence(self, call: RecurrenceCall, name: str) -> None:
-        """Note why a call without a softmax stays unchanged, or what its rows were multiplied by after it was changed."""
+        """Note why a call without a softmax stays unchanged."""
         meant, is_handwritten = self.find_changes_of_recurrence(name), call.kernel.startswith("by hand")
         if not meant and is_handwritten and any(change.kind != IMPLICIT for change in self.requested_changes):
             reason = f"its weights are no softmax over the keys ({call.kernel}), and stay unchanged: {OTHER_KIND}"
@@ -208,14 +203,8 @@ class Intervention:
         elif meant and (call.unchangeable or name not in self.changed_modules):
             known = KNOWN_LATE if is_handwritten else RECURRENCE
             self.missed.setdefault(name, call.unchangeable or known.format(call.kernel))
-        elif any(change.depends_on_row_scale(call) for change in meant):
-            self.missed[name] = SCALED
 
-    def may_miss(self, module: nn.Module, length: int = 0) -> bool:
-        """Return whether layers without a softmax are to be changed, so that a loop or a scan over vectors is one of them."""
-        return not length and id(module) in self.names and any(change.kind == IMPLICIT for change in self.requested_changes)
-
-    def handle_token_mixer(self, module: nn.Module, reason: str, length: int = 0) -> None:
+    def handle_token_mixer(self, module: nn.Module, reason: str) -> None:
         """Do nothing when a module that mixes tokens ran."""
 
     def handle_division(self, call: AttentionCall, note: str, name: str) -> None:

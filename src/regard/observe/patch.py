@@ -11,7 +11,6 @@ from regard.mechanism.arguments import check_choice, check_instance
 from regard.mechanism.heads import share
 from regard.observe.attention_changes import Change, compute_recorded_context, find_recorded_layer
 from regard.observe.interception.attention_call import AttentionCall
-from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.recorded_runs.token_positions import Places, TokenPositions, locate_tokens, mark_positions
 from regard.observe.recording import Recording
 
@@ -39,9 +38,6 @@ class Patch(Change):
         check_choice("of", self.of, ("weights", "output", "residual"))
         if self.of == "residual" and (self.head is not None or self.kind != "self"):
             raise ConfigError("of='residual' replaces what a block with self-attention returns: leave head and kind out.")
-
-    def depends_on_row_scale(self, call: RecurrenceCall) -> bool:
-        return call.keeps_scale or (call.row_scale is not None and bool((call.row_scale != 1).any()))
 
     def change_context(self, context: Tensor, call: AttentionCall, name: str, number: int) -> Tensor:
         heads, places = self.find_heads(call), locate_tokens(call, self.kind)

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError
 from regard.map import AttentionMap
-from regard.observe.implicit_history import ImplicitCall
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
 from regard.observe.interception.call_dispatch import explain_error
 from regard.observe.interception.plain_tensors import disable_modes
@@ -148,29 +147,22 @@ class RecordingWatcher:
         tracker.run.media = join_media(tracker.run.media, self.media)
         self.add_run()
 
-    def may_miss(self, module: nn.Module, length: int = 0) -> bool:
-        """Return whether a module is watched and selected, and nothing of it is in the recording, nor was reported before.
-
-        With the number of tokens of a loop, only maps without a softmax that are as long are counted, but for one token.
-        """
+    def may_miss(self, module: nn.Module) -> bool:
+        """Return whether a module is watched and selected, and nothing of it is in the recording, nor was reported before."""
         path = self.names.get(id(module))
-        if path is None or (path in self.read_modules and not length):
+        if path is None or path in self.read_modules:
             return False
         calls = [] if self.tracker.is_undecided else self.tracker.run.calls  # of this forward, or of those that it continues
-        if calls and not length and calls[-1].name == path:  # the common case first
+        if calls and calls[-1].name == path:  # the common case first
             return False
-        read = [call for call in calls if not length or is_as_long(call, length - 1)]
-        known = [call.name for call in read] + [one.module for one in self.recording.missed]
+        known = [call.name for call in calls] + [one.module for one in self.recording.missed]
         is_known = any(not path or one == path or one.startswith(f"{path}.") for one in known)
         return not is_known and self.selection.has_layer(path, set)
 
-    def handle_token_mixer(self, module: nn.Module, reason: str, length: int = 0) -> None:
-        """Report a module that mixes tokens if nothing of it is in the recording, neither as recorded nor as missed.
-
-        With the number of tokens of a loop, maps of something else do not count.
-        """
+    def handle_token_mixer(self, module: nn.Module, reason: str) -> None:
+        """Report a module that mixes tokens if nothing of it is in the recording, neither as recorded nor as missed."""
         missed = MissedCall(type(module).__name__, self.names[id(module)], reason)
-        is_new = self.may_miss(module, length)
+        is_new = self.may_miss(module)
         self.read_modules.add(missed.module)
         if is_new and not any(is_part_of_attention(missed, call.name) for call in self.tracker.run.calls):
             self.report_missed(missed)
@@ -292,11 +284,6 @@ def disable_autograd() -> Iterator[None]:
     """Disable torch modes, gradients and inference mode while the context is active."""
     with disable_modes(), torch.inference_mode(False), torch.no_grad():
         yield
-
-
-def is_as_long(call: Call | ImplicitCall, length: int) -> bool:
-    """Return whether a call has no softmax, and values of at least as many tokens."""
-    return isinstance(call, ImplicitCall) and call.stored.values.shape[2] >= length
 
 
 def add_once(entries: list[Any], new: Any) -> None:

@@ -59,8 +59,8 @@ def cut_entries(changed: AttentionCall, adapter: CallAdapter) -> CallAdapter:
     return replace(adapter, run=lambda: write(context, result), run_whole=run_whole, plain_call=changed, hidden=hidden)
 
 
-def store_changed_weights(call: RecurrenceCall, before: Tensor, weights: Tensor, context: Tensor) -> RecurrenceCall:
-    """Return a call of weights that are no softmax with others than those before, and the context that they make."""
+def store_changed_weights(call: RecurrenceCall, weights: Tensor, context: Tensor) -> RecurrenceCall:
+    """Return a call of weights that are no softmax with changed ones, and the context that they make."""
 
     def read() -> RecurrenceFactors:
         found = call.read()
@@ -68,8 +68,7 @@ def store_changed_weights(call: RecurrenceCall, before: Tensor, weights: Tensor,
         mechanism = StoredMatrix(entries=weights.detach(), title=title)
         return replace(found, mechanism=mechanism, outputs=context.detach().expand(found.outputs.shape), note="")
 
-    sums = before.detach().sum(-1) if call.sums is None else call.sums[0], weights.sum(-1)
-    return replace(call, read=read, read_softmaxes=list, unchanged=call.unchanged or call, sums=sums)
+    return replace(call, read=read, read_softmaxes=list)
 
 
 def compute_weights(changed: AttentionCall, adapter: CallAdapter) -> tuple[Tensor, Tensor]:

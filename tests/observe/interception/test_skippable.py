@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from observe.recording_checks import record_and_compare
-from regard.observe.interception.handwritten.unread.unread_recurrences import LOOP
 from regard.observe.interception.skippable import find_skippable
 
 C = 6
@@ -169,19 +168,6 @@ class Excite(Feed):
         return x * self.shrink(F.gelu(self.grow(x.mean(1, keepdim=True))))
 
 
-class OfMean(Feed):
-    """Queries, keys and values that are multiplied entry by entry, as in Hydra attention."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.grow(x).chunk(3, -1)
-        return q * (k * v).mean(1, keepdim=True)
-
-
-class OfRunningSum(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.cumsum(1)
-
-
 class Foreign(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return pytest.importorskip("numpy").asarray(x)
@@ -264,46 +250,6 @@ class Recurrence(nn.Module):
         self.gates, self.news = nn.Linear(C, C), nn.Linear(C, C)
 
 
-class GatesAlone(Recurrence):
-    """minGRU. https://arxiv.org/abs/2410.01201"""
-
-    def forward(self, x: Tensor) -> Tensor:
-        z, news, h, states = self.gates(x).sigmoid(), self.news(x), torch.zeros(len(x), C), []
-        for i in range(x.shape[1]):
-            h = torch.add((1 - z[:, i]) * h, z[:, i] * news[:, i])
-            states.append(h)
-        return torch.stack(states, 1)
-
-
-class GatesInAWhile(Recurrence):
-    def forward(self, x: Tensor) -> Tensor:
-        z, news, h, states, i = self.gates(x).sigmoid().unbind(1), self.news(x).unbind(1), torch.zeros(len(x), C), [], 0
-        while i < x.shape[1]:
-            h = torch.lerp(h, news[i], z[i])
-            states.append(h)
-            i += 1
-        return torch.stack(states, 1)
-
-
-class GatesAfterFirst(Recurrence):
-    """Without an output of the first token, which is the state that it begins with."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        z, news, states, i = self.gates(x).sigmoid().unbind(1), self.news(x).unbind(1), [], 1
-        h = news[0]
-        while i < x.shape[1]:
-            h = torch.lerp(h, news[i], z[i])
-            states.append(h)
-            i += 1
-        return torch.stack(states, 1)
-
-
-class RunningProduct(Recurrence):
-    def forward(self, x: Tensor) -> Tensor:
-        decays = self.gates(x).sigmoid().cumprod(1)
-        return (self.news(x) / decays).cumsum(1) * decays
-
-
 class ReadsStates(Recurrence):
     """A gated recurrent network."""
 
@@ -376,8 +322,7 @@ OTHERS = [
     *(HeldInAList([attend_to_itself]), HeldInAList((ByFunction(),)), HeldInAList([[], attend_to_itself])),
     *(HeldObject(Helper()), HeldFunctionOfAnObject(Helper()), HeldObject(WithMethod())),
     *(Held(F.softmax), Held(F.scaled_dot_product_attention), nn.Softmax(-1), nn.MultiheadAttention(C, 2), nn.ModuleList()),
-    *(OfMean(), OfRunningSum(), nn.TransformerEncoderLayer(C, 2), nn.Sequential(Feed(), ByFunction())),
-    *(GatesAlone(), GatesInAWhile(), RunningProduct()),
+    *(nn.TransformerEncoderLayer(C, 2), nn.Sequential(Feed(), ByFunction())),
 ]
 
 
@@ -389,18 +334,6 @@ def test_a_module_whose_code_can_be_read_to_its_end_cannot_attend(module):
 @pytest.mark.parametrize("module", OTHERS, ids=lambda module: type(module).__name__)
 def test_a_module_that_attends_or_cannot_be_read_is_intercepted(module):
     assert id(module) not in find_skippable(module.modules())
-
-
-@pytest.mark.parametrize("module", [GatesAlone(), GatesInAWhile(), RunningProduct()], ids=lambda module: type(module).__name__)
-def test_a_recurrence_of_gates_alone_is_recorded(module):
-    recording, output = record_and_compare(nn.Sequential(module), lambda model: model(X))
-    product = recording.map(0, kind="implicit") @ recording.values(0, kind="implicit")
-    assert (product.squeeze(-1).mT - output).abs().max() < 1e-5 * output.abs().max()
-
-
-def test_a_recurrence_of_gates_in_another_form_is_missed():
-    recording, _ = record_and_compare(nn.Sequential(GatesAfterFirst()), lambda model: model(X), missing=True)
-    assert [(one.module, one.reason) for one in recording.missed] == [("0", LOOP)]
 
 
 def test_hooks_and_a_forward_of_the_instance_are_intercepted():

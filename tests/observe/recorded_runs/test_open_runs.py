@@ -443,18 +443,3 @@ def test_rows_of_embeddings_with_their_token_ids_are_rows():
     assert output.sequences.shape[1] == 7 + STEPS
     assert recording.last.rows == [0, 1]
     assert not recording.missed
-
-
-class LinearAttention(nn.Module):
-    def forward(self, x):
-        features = x.exp()
-        return features @ (features.mT @ x)
-
-
-def test_words_of_a_recording_without_a_softmax_stay_as_they_are():
-    model = LinearAttention()
-    with record(model) as recording:
-        model(torch.randn(2, 3, 5))
-    recording.last.rows = [1]
-    recording.tokens = ["a", "b", "c"]
-    assert recording.tokens == ["a", "b", "c"]

@@ -183,11 +183,7 @@ class CallCollector:
         else:
             self.unstored.append(name)
 
-    def may_miss(self, module: nn.Module, length: int = 0) -> bool:
-        """Return False: modules that mix tokens are not reported."""
-        return False
-
-    def handle_token_mixer(self, module: nn.Module, reason: str, length: int = 0) -> None:
+    def handle_token_mixer(self, module: nn.Module, reason: str) -> None:
         """Ignore the end of a module that mixes tokens."""
 
     def handle_division(self, call: AttentionCall, note: str, name: str) -> None:

@@ -112,9 +112,7 @@ class CallAdapter:
     read_weights: Callable[[Any], Tensor | None] | None = None  # result to its own code's weights (b, h, q, k), dropped
     is_reversible: bool = True  # whether a result that was converted to a context and back is the same to the bit
     replace_weights: Callable[[Any, Any], Any] | None = None  # result and map to a result, if the caller asked for weights
-    places: Tensor | None = None  # of the result's entries in (b, h, q, e), if a call without a softmax is dispatched later
     weights: Tensor | None = None  # (b, h, q, k), if the model's own code computed them before
-    postpone: Callable[[Any, Any], None] | None = None  # what a call and its result wait with until then
     plain_call: AttentionCall | None = None  # of a call that can be changed without its scores: the values, ones as q and k
     change_weights: Callable[[Tensor, float], Tensor] | None = None  # visible keys (q, k) and a factor of scores to weights
     cut_entries: Callable[[Tensor, Tensor], Tensor] | None = None  # context and hidden entries (b, h, q, k) to a context
@@ -122,8 +120,6 @@ class CallAdapter:
     run_whole: Callable[[], Any] | None = None  # how it runs without that
     context_changes: tuple[Callable[[Tensor], Tensor], ...] = ()  # of interventions, to make in reverse order
     divisor: Tensor | None = None  # the sums of the weights that the result is yet to be divided by, of the result's shape
-    block: Any = None  # of a loop over blocks of keys, which this call is; it waits until its module ends
-    unchanged: str = ""  # why interventions cannot change it
 
 
 def adapt_entries(y: Tensor, places: Tensor, shape: torch.Size) -> CallAdapter:

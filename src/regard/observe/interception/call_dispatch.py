@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
@@ -45,50 +44,16 @@ def dispatch_call(
         return result
     with InterceptionPause():
         if isinstance(call, AttentionCall):
-            result = (
-                call_next(STATE.watchers.copy(), call, adapter) if adapter.postpone is None else change_block(call, adapter)
-            )
+            result = call_next(STATE.watchers.copy(), call, adapter)
             if STATE.mode is not None and STATE.mode.positions.stored:
                 STATE.mode.follow_positions(STATE.mode.positions.follow_call, call, adapter, result)
-            if STATE.frames and adapter.context is not None and adapter.postpone is None:
+            if STATE.frames and adapter.context is not None:
                 STATE.frames[-1].add_context(call, adapter.context, result)
             return result
         call, adapter = change_recurrence(call, adapter)
         result = adapter.run()
-        if adapter.postpone is None:
-            dispatch_recurrence(call)
-        else:
-            adapter.postpone(call, result)
+        dispatch_recurrence(call)
         return result
-
-
-def change_block(call: AttentionCall, adapter: CallAdapter) -> Any:
-    """Return what the caller of a block of keys gets, with the changes of interventions; its recording is postponed."""
-    watchers = [one for one in STATE.watchers if one.can_change_calls]
-    if adapter.unchanged:
-        report_missed(call.kernel, adapter.unchanged, watchers)
-        result = adapter.run()
-    else:
-        result = call_next(watchers, call, adapter)
-    assert adapter.postpone is not None
-    adapter.postpone(call, result)
-    return result
-
-
-def dispatch_ended(kernel: str, read_calls: Callable[[], list[AttentionCall]]) -> None:
-    """Pass calls that have run in a module that ends to the watchers that record; report them if they cannot be read."""
-    if not STATE.is_active:
-        return
-    watchers = [one for one in STATE.watchers if not one.can_change_calls]
-    with InterceptionPause():
-        try:
-            with disable_modes(), torch.no_grad():
-                calls = read_calls()
-        except Exception as error:  # an unreadable call must not stop the model
-            report_missed(kernel, explain_error(error), watchers)
-            return
-        for call in calls:
-            call_next(watchers.copy(), call, CallAdapter(lambda: None))
 
 
 def change_recurrence(call: RecurrenceCall, adapter: CallAdapter) -> tuple[RecurrenceCall, CallAdapter]:

@@ -5,7 +5,7 @@ The functions that made a tensor show which: a cat of one part for each head, or
 
 import math
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -55,37 +55,6 @@ def find_folded_heads(frames: Sequence[ModuleFrame], x: TensorOrRef, places: tup
                 return found
             places, ref = found, maker.given[maker.sizes.index(max(maker.sizes))]
     return None
-
-
-def find_folded_rows(
-    frames: Sequence[ModuleFrame], state: "weakref.ref[Tensor]", shape: Sequence[int], n: int
-) -> FoldedHeads | None:
-    """Return the heads in the first n axes of a state of a shape, by the functions that made what it was last written from."""
-    for frame in reversed(frames):
-        for one in iterate_smaller_operands(frame, state, math.prod(shape)):
-            made = frame.find_makers(one)[:1]
-            has_rows = bool(made) and find_shape(made[0])[:n] == tuple(shape[:n])
-            found = find_folded_heads([frame], one, tuple(range(n))) if has_rows else None
-            if found is not None:
-                return found
-    return None
-
-
-def iterate_smaller_operands(frame: ModuleFrame, x: "weakref.ref[Tensor]", size: int) -> Iterator["weakref.ref[Tensor]"]:
-    """Yield what was multiplied or added, with fewer entries, to make x, a tensor of `size` entries, and terms of x."""
-    terms = [x]
-    for term in terms:  # which grows
-        for maker in frame.find_makers(term)[:1] if len(terms) < TERMS else []:
-            operands = [*zip(maker.given, maker.sizes, strict=False)]
-            terms += [one for one, count in operands if count == size]
-            yield from (one for one, count in operands if count < size)
-
-
-def find_shape(maker: Operation) -> tuple[int, ...]:
-    """Return the shape of an operation's result, if its layout or its axis was logged."""
-    if maker.layout is not None:
-        return tuple(maker.layout[1])
-    return () if maker.along is None else (*maker.along[1][: maker.along[0]], *maker.along[1][maker.along[0] + 1 :])
 
 
 def find_joining_axis(layout: Layout) -> int:

@@ -4,7 +4,7 @@ A torch function mode sees every call of a torch function in its thread, includi
 """
 
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -28,12 +28,9 @@ from regard.observe.interception.function_roles import MULTIPLIES, Role, find_ac
 from regard.observe.interception.functions.function_wrappers import classify_function, may_be_held
 from regard.observe.interception.handwritten.detection import HandwrittenTracker
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
-from regard.observe.interception.handwritten.recurrences.loop_tracker import LoopTracker, may_start_loop
 from regard.observe.interception.handwritten.scores.weight_steps import WeightSteps
 from regard.observe.interception.handwritten.softmax.undivided_contexts import UndividedContexts
-from regard.observe.interception.handwritten.unread.unread_recurrences import find_token_axes, find_unread_recurrence
 from regard.observe.interception.handwritten_calls import HandwrittenCalls
-from regard.observe.interception.module_ends import ModuleEnds
 from regard.observe.interception.pixels.pixel_positions import PixelPositions
 from regard.observe.interception.plain_tensors import disable_modes, is_readable
 from regard.observe.interception.provenance import PARAMETRIZES, ModuleFrame
@@ -52,7 +49,7 @@ FAILED = "scores were followed until an operation could not be: {}"
 BY_ITSELF = "this kernel was called directly, not through F.scaled_dot_product_attention"
 
 
-class AttentionFunctionMode(HandwrittenCalls, ModuleEnds, TorchFunctionMode):
+class AttentionFunctionMode(HandwrittenCalls, TorchFunctionMode):
     """A torch function mode that dispatches the attention functions of a thread to their wrappers."""
 
     def __init__(self) -> None:
@@ -60,7 +57,6 @@ class AttentionFunctionMode(HandwrittenCalls, ModuleEnds, TorchFunctionMode):
         self.skippable_modules = STATE.skippable_modules
         self.tracker = HandwrittenTracker()
         self.undivided = UndividedContexts()
-        self.loops = LoopTracker()
         self.positions = PixelPositions()
         self.layers = RepeatedLayers(self)
         self.weight_steps = WeightSteps()
@@ -71,7 +67,6 @@ class AttentionFunctionMode(HandwrittenCalls, ModuleEnds, TorchFunctionMode):
         self.weight_steps.restart(changes_scores)
         self.tracker.clear()
         self.undivided.clear()
-        self.loops.restart()
         self.positions.clear()
         self.opaque_weights.clear()
         self.layers.clear()
@@ -158,22 +153,9 @@ class AttentionFunctionMode(HandwrittenCalls, ModuleEnds, TorchFunctionMode):
             args, kwargs = list_tensors_by_place(name, args, kwargs)
         if self.positions.stored and wrapper is None:
             self.follow_positions(self.positions.follow_function, func, name, args, kwargs, outputs)
-        handwritten_call, found, joins_vectors = None, len(self.tracker.linear.found), False
+        handwritten_call = None
         if self.undivided.notes:
             self.follow_undivided(func, name, args, kwargs, outputs)
-        if wrapper is None and (self.loops.traces or self.loops.pairs or may_start_loop(role, name)):
-            self.follow_loops(frames, func, name, role, args, kwargs, outputs)
-            joins_vectors = self.loops.outputs.channels is not None
-            if self.loops.outputs.joined is not None:
-                outputs = self.change_loop(frames[-1], outputs)
-                result = None if result is None else outputs
-        if self.tracker.linear.found:
-            self.follow_linear(func, name, args, kwargs, outputs)
-            if self.tracker.linear.divided is not None:
-                with InterceptionPause():
-                    result = outputs = self.tracker.linear.change_divided(outputs)
-        if self.tracker.blocks.rows:
-            self.follow_blocks(func, name, args, kwargs, outputs)
         if kernel:
             report_missed(name, BY_ITSELF)
         elif wrapper is None and (
@@ -184,14 +166,9 @@ class AttentionFunctionMode(HandwrittenCalls, ModuleEnds, TorchFunctionMode):
             result = outputs = self.intercept_handwritten(handwritten_call, result)
         elif self.weight_steps.is_active:
             self.keep_step(func, name, *given, outputs)
-        if len(self.tracker.linear.found) > found and isinstance(result, Tensor):
-            result = outputs = self.change_linear(result)
         if frames[-1].contexts and wrapper is None and may_subtract(frames[-1].contexts, name, outputs):
             result = outputs = self.follow_subtraction(frames[-1], name, args, kwargs, outputs)
         frames[-1].log_operation(args, kwargs, outputs, name)
-        if joins_vectors and (changed := self.change_vectors(frames[-1], outputs)) is not outputs:
-            frames[-1].log_operation(args, kwargs, changed, name)
-            result = changed
         if type(result) is not Tensor and isinstance(result, Tensor) and not is_readable(result):
             self.report_opaque(name, role, args, result)
         return result
@@ -265,52 +242,6 @@ class AttentionFunctionMode(HandwrittenCalls, ModuleEnds, TorchFunctionMode):
             self.undivided.follow_function(*call)
         except Exception:
             self.undivided.contexts.clear()
-
-    def follow_linear(self, *call: Any) -> None:
-        """Follow the outputs of linear attention. A failure must not stop the model: they are read as they are so far."""
-        try:
-            self.tracker.linear.follow_function(*call)
-        except Exception:
-            self.tracker.linear.contexts.clear()
-
-    def follow_blocks(self, *call: Any) -> None:
-        """Follow the contexts of blocks of keys. A failure must not stop the model: the blocks are then not joined."""
-        try:
-            self.tracker.blocks.follow_function(*call)
-        except Exception:
-            self.tracker.blocks.contexts.clear()
-
-    def follow_loops(self, frames: list[ModuleFrame], func: Any, name: str, role: Role | None, *call: Any) -> None:
-        """Follow the states of loops. A failure must not stop the model: it is reported if a loop was followed."""
-        try:
-            self.loops.follow_function(frames, func, name, role, *call)
-        except Exception as error:
-            has_any = any(loop.has_several_tokens for loop in self.loops.log.loops)
-            self.loops.clear()
-            if has_any:
-                report_missed(f"by hand: {name}", FAILED.format(explain_error(error)))
-
-    def change_linear(self, result: Tensor) -> Tensor:
-        """Return the output of linear attention that a function has just completed as interventions change it."""
-        if not any(watcher.can_change_calls for watcher in STATE.watchers):
-            return result
-        with InterceptionPause():
-            return self.tracker.linear.change_output(result)
-
-    def change_loop(self, frame: ModuleFrame, rows: Tensor) -> Tensor:
-        """Return the joined rows of a loop as interventions change them; a tensor that they were written into is changed."""
-        with InterceptionPause():
-            return self.loops.change_rows(frame, rows)
-
-    def change_vectors(self, frame: ModuleFrame, states: Tensor) -> Tensor:
-        """Return the joined states of a loop over vectors as interventions change them, if it is recorded later."""
-        is_found = False
-        with suppress(Exception):  # is reported when the module ends
-            is_found = bool(find_unread_recurrence(frame, find_token_axes(frame)))
-        if is_found:
-            return self.change_loop(frame, states)
-        self.loops.outputs.channels = None
-        return states
 
     def report_failure(self, name: str, error: Exception) -> None:
         """Report that nothing is followed any further in this forward."""

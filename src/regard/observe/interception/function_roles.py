@@ -23,7 +23,6 @@ class Role(Enum):
     ADD = auto()
     SUM = auto()  # over an axis
     CONVOLUTION = auto()
-    INVERSE_TRANSFORM = auto()  # of Fourier
     ONE_HOT = auto()  # an index as a matrix of zeros and ones
 
 
@@ -42,7 +41,6 @@ NAMES = {
     Role.ADD: "add sub subtract",
     Role.SUM: """sum nansum mean nanmean cumsum sum_to_size norm linalg_norm linalg_vector_norm index_add scatter_add
         index_reduce scatter_reduce segment_reduce index_put""",
-    Role.INVERSE_TRANSFORM: "fft_irfft",
     Role.ONE_HOT: "one_hot",
     Role.CONVOLUTION: "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution",
 }

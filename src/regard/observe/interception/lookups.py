@@ -58,7 +58,6 @@ class Lookup(NamedTuple):
     indices: tuple[Tensor, ...]
     axis: int
     size: int
-    version: int  # of the numbers of the first index
     given: "tuple[weakref.ref[Tensor], ...]"  # the indices that the function was given, of which some may be copied
     dim: int | None  # the axis of what was looked up, from the last; None if unknown
 
@@ -66,11 +65,6 @@ class Lookup(NamedTuple):
     def key(self) -> tuple[int, ...]:
         """The identity of the indices."""
         return tuple(map(id, self.indices))
-
-    @property
-    def has_changed(self) -> bool:
-        """Whether the index was written into since the look-up."""
-        return read_version(self.indices[0]) != self.version
 
     def read_index(self) -> Tensor | None:
         """Return the index along the axis (n,) or (b, n) in int64; None if it is a mask, several, or not of whole entries."""
@@ -116,9 +110,9 @@ def find_lookup(name: str, args: Any, kwargs: Any) -> Lookup | None:
         along = axis if indices and axis is not None and axis < indices[0].dim() else 0
     if not indices:
         return None
-    version, size = read_version(indices[0]), 0 if axis is None else x.shape[axis]
+    size = 0 if axis is None else x.shape[axis]
     given, dim = tuple(map(weakref.ref, indices)), None if axis is None else axis - x.dim()
-    return Lookup(tuple(map(copy_if_unversioned, indices)), along, size, version, given, dim)
+    return Lookup(tuple(map(copy_if_unversioned, indices)), along, size, given, dim)
 
 
 def find_axis(name: str, x: Tensor, args: Any, kwargs: Any) -> tuple[int, tuple[int, ...]] | None:

@@ -137,36 +137,15 @@ def call_in_frame(call: Callable[..., Any], module: nn.Module, *args: Any, **kwa
             if layer.description and can_mix_tokens(module):
                 report_token_mixer(module)
             return result
-        if STATE.frames and STATE.mode.loops.log.loops:  # no frames if the recording ended meanwhile
-            STATE.mode.read_loops(frame)
-        if STATE.frames and STATE.mode.loops.running_sums.means:
-            STATE.mode.read_means(frame)
-        if STATE.frames and STATE.mode.tracker.linear.found:
-            STATE.mode.read_linear(frame)
-        if STATE.frames and STATE.mode.tracker.blocks.rows:
-            STATE.mode.read_blocks(frame)
-        if STATE.frames and STATE.mode.tracker.key_sums.unfinished:
-            STATE.mode.report_unfinished_sums(frame)
-        if STATE.frames:
-            with torch._C.DisableTorchFunction():
-                STATE.mode.read_recurrences(frame)
         if frame.has_operations and (frame.multiplies_scores or can_mix_tokens(module)):
             report_token_mixer(module, frame.multiplies_scores)
-        if len(STATE.frames) == 1:
-            report_divisors()
+        if len(STATE.frames) == 1 and STATE.mode.undivided.notes:
+            STATE.mode.report_undivided()
         if layer is not None and STATE.frames:  # also one that was no longer held
             STATE.mode.layers.learn(frame, layer)
         return result
     finally:
         pop_frame(frame)
-
-
-def report_divisors() -> None:
-    """Report what the calls of a forward were divided by, at its end, where that is not the sums of their weights."""
-    if STATE.mode.undivided.notes:
-        STATE.mode.report_undivided()
-    if STATE.mode.tracker.merged_blocks.sums:
-        STATE.mode.tracker.merged_blocks.report()
 
 
 @contextmanager

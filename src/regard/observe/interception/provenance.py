@@ -147,10 +147,6 @@ class ModuleFrame:
         """The tensors among the module's arguments that have a shape, as nested ones have not."""
         return [x for x in self.given_tensors if not x.is_nested]
 
-    def list_lengths(self) -> set[int]:
-        """Return the lengths of the axes of the module's inputs but those of features, which are the last of three or more."""
-        return {n for x in self.input_tensors for n in (x.shape[:-1] if x.dim() > 2 else x.shape)}
-
     def find_sources(self, x: TensorOrRef) -> TensorSources | None:
         """Return the sources of a tensor, which may have been freed; None if it does not occur in this frame."""
         self.resolve_sources()

@@ -1,8 +1,7 @@
 """Modules that cannot attend, according to their code: neither they nor their parts need interception while they run.
 
 Attention takes a kernel, or products and a softmax. A module cannot attend if its forward, and every function that it calls,
-can be read and names none of these. Interception is needed, too, of what may be a recurrence over tokens: a running product, or
-a loop that multiplies and adds. One that calls layers or own functions is none, as that of an LSTM, which read its states.
+can be read and names none of these.
 """
 
 import builtins
@@ -21,12 +20,7 @@ from regard.observe.interception.function_roles import MULTIPLIES, NORMALISES
 from regard.observe.interception.recurrent.token_mixers import can_mix_tokens
 
 ATTENDS = re.compile("attention|attn|sdpa|flash|mha|kernel|^_?ops$|apply|eval|exec|getattr|import|forward|call")
-SCANS = {"sum", "cumsum", "cumprod", "logcumsumexp", "irfft", "ifft"}  # and convolutions by Fourier transforms
-STEPS = MULTIPLIES | NORMALISES | SCANS | {"@", "@="}  # of handwritten attention and of these
-FUSED = {"addcmul", "addcmul_", "lerp", "lerp_"}
-TIMES = FUSED | {"*", "*=", "mul", "mul_", "multiply"}  # attention with a mean over tokens needs two
-PLUS = FUSED | {"+", "+=", "-", "-=", "add", "add_", "sub", "sub_"}
-LAYER_FUNCTIONS = {"linear", "bilinear", "conv1d", "conv2d"}
+STEPS = MULTIPLIES | NORMALISES | {"sum", "@", "@="}  # of handwritten attention
 PRODUCTS = "regard.matmul."
 KINDS = 1024  # cached classes; bounded, so that classes made at run time can be freed
 GLOBAL, IMPORTS, APPLY = {"LOAD_GLOBAL", "LOAD_NAME"}, {"IMPORT_NAME"}, "apply of a global"
@@ -50,12 +44,7 @@ def find_skippable(modules: Iterable[nn.Module]) -> dict[int, nn.Module]:
         names, own = classes[kind].attributes, vars(module)
         if names is None or "forward" in own or module._forward_hooks or module._forward_pre_hooks:
             continue
-        if classes[kind].multiplies_mean and (module._modules or kind.forward.__code__.co_argcount > 3):  # no norm
-            continue
         if can_mix_tokens(module):  # to be reported if it is not read
-            continue
-        loops = classes[kind].loops
-        if loops and any(loop.isdisjoint(module._modules) for loop in loops):
             continue
         if module._modules and any(id(one) not in modules_by_id for one in module._modules.values() if one is not None):
             continue
@@ -77,17 +66,11 @@ def describe_values(module: nn.Module) -> Hashable:
 
 
 class ReadClass(NamedTuple):
-    """A module class whose code was read: the attributes that its forward uses, but PARTS, and its globals as they were then.
-
-    `multiplies_mean` states that it has a mean and two products of entries, as of keys with values and then with queries;
-    `loops` are the names in each of its loops that may be a recurrence, if it calls no part of a module.
-    """
+    """A module class whose code was read: the attributes that its forward uses, but PARTS, and its globals at that time."""
 
     attributes: frozenset[str] | None
-    multiplies_mean: bool
     forward: Any
     loaded: list[tuple[dict[str, Any], str, Any]]
-    loops: list[frozenset[str]]
 
 
 def read_current_class(kind: Any) -> ReadClass:
@@ -103,21 +86,14 @@ def read_current_class(kind: Any) -> ReadClass:
 def read_class(kind: Any) -> ReadClass:
     """Read the code of a module class."""
     loaded: list[tuple[dict[str, Any], str, Any]] = []
-    operations: list[str] = []
-    loops: list[frozenset[str]] = []
-    attributes = read_attributes(kind, loaded, operations, loops)
-    attributes = None if attributes is None else attributes - PARTS
-    multiplies_mean = "mean" in operations and sum(one in TIMES for one in operations) > 1
-    return ReadClass(attributes, multiplies_mean, kind.forward, loaded, loops)
+    attributes = read_attributes(kind, loaded)
+    return ReadClass(None if attributes is None else attributes - PARTS, kind.forward, loaded)
 
 
-def read_attributes(
-    kind: Any, loaded: list[tuple[dict[str, Any], str, Any]], operations: list[str], loops: list[frozenset[str]]
-) -> frozenset[str] | None:
+def read_attributes(kind: Any, loaded: list[tuple[dict[str, Any], str, Any]]) -> frozenset[str] | None:
     """Return the attributes that the forward of a module class uses; None if it may attend or calls unreadable code.
 
-    Append the globals that the code loads to `loaded`, the names of all that it computes to `operations`, and the names in its
-    loops to `loops`.
+    Append the globals that the code loads to `loaded`.
     """
     if kind.__call__ is not nn.Module.__call__ or kind.__getattr__ is not nn.Module.__getattr__:
         return None
@@ -128,9 +104,7 @@ def read_attributes(
         if not isinstance(function, FunctionType) or function.__closure__ or not all(map(is_trusted, list_defaults(function))):
             return None
         read.add(function)
-        loops += [one for one in list_recurrences(function.__code__) if not calls_own_function(function, kind, one)]
         for operation, name in list_loaded_names(function.__code__):
-            operations.append(name)
             if operation == APPLY or operation in GLOBAL:
                 loaded.append((function.__globals__, name, function.__globals__.get(name)))
                 called: Any = function.__globals__.get(name, getattr(builtins, name, None))
@@ -234,27 +208,6 @@ def list_loaded_names(code: CodeType) -> list[tuple[str, str]]:
             names += list_loaded_names(step.argval)
         before = step.opname
     return names
-
-
-def list_recurrences(code: CodeType) -> list[frozenset[str]]:
-    """Return the names that each loop of code loads, of those that multiply, add and call no function of a layer."""
-    steps, found = [*dis.get_instructions(code)], []
-    for n, step in enumerate(steps):
-        if step.opcode not in dis.hasjrel or step.argval > step.offset:
-            continue
-        body = [one for one in steps[:n] if one.offset >= step.argval]
-        names = frozenset(str(one.argval) for one in body if one.opname in GLOBAL | ATTRIBUTE)
-        names |= {one.argrepr for one in body if one.opname == "BINARY_OP"}
-        if names.isdisjoint(LAYER_FUNCTIONS) and not (names.isdisjoint(TIMES) or names.isdisjoint(PLUS)):
-            found.append(names)
-    return found
-
-
-def calls_own_function(function: FunctionType, kind: Any, names: frozenset[str]) -> bool:
-    """Return whether one of the names in a function's loop is that of a method of a module class, or of another function."""
-    methods = [inspect.getattr_static(kind, name, None) for name in names - vars(nn.Module).keys()]
-    functions = [one for one in map(function.__globals__.get, names) if not is_trusted(one)]
-    return any(isinstance(one, FunctionType) for one in (*methods, *functions))
 
 
 def is_allowed_name(name: str) -> bool:

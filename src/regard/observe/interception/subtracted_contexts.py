@@ -18,9 +18,9 @@ from regard.mechanism.heads import share
 from regard.mechanism.masks import Given
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, adapt_entries, build_plain_call, hide_by_bias
 from regard.observe.interception.function_roles import strip_affixes
-from regard.observe.interception.handwritten.linear.activated_scores import compute_activation, read_scores
-from regard.observe.interception.handwritten.linear.unnormalized_call import mix_rows
 from regard.observe.interception.handwritten.products.traces import share_memory
+from regard.observe.interception.handwritten.scores.activated_scores import compute_activation, read_scores
+from regard.observe.interception.handwritten.scores.unnormalized_call import mix_rows
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall, RecurrenceFactors, sample_state
 

@@ -53,13 +53,7 @@ class Watcher(Protocol):
     def handle_recurrence(self, call: RecurrenceCall, name: str) -> None:
         """Handle a recurrence that ran in the module of this name."""
 
-    def may_miss(self, module: nn.Module, length: int = 0) -> bool:
-        """Return whether a module that ends and mixes tokens may be reported as missed: nothing of it is known yet.
-
-        With the number of tokens of a loop, this is so if no map without a softmax that is as long is known.
-        """
-
-    def handle_token_mixer(self, module: nn.Module, reason: str, length: int = 0) -> None:
+    def handle_token_mixer(self, module: nn.Module, reason: str) -> None:
         """Handle the end of a watched module that mixes tokens, read or not, and the reason why it may not be."""
 
     def handle_division(self, call: AttentionCall, note: str, name: str) -> None:
@@ -212,11 +206,8 @@ def pop_frame(frame: ModuleFrame) -> None:
         STATE.inferred_masks.clear()
         if STATE.mode is not None:
             STATE.mode.undivided.clear()
-            STATE.mode.loops.clear()
             STATE.mode.positions.clear()
             STATE.mode.layers.clear()
-            STATE.mode.tracker.linear.clear()
-            STATE.mode.tracker.blocks.clear()
             STATE.mode.weight_steps.restart(is_active=False)
         if not STATE.keeps_mode:
             remove_mode()

@@ -38,17 +38,6 @@ def loops_of_the_first_lecture(q, k, v):
     return context
 
 
-def one_query_of_the_first_lecture(q, k, v):
-    found = torch.empty(len(k))
-    for i, key in enumerate(k):
-        found[i] = torch.dot(key, q[1])
-    weights = torch.softmax(found, dim=0)
-    context = torch.zeros(v.shape[1])
-    for i, value in enumerate(v):
-        context += weights[i] * value
-    return context
-
-
 def rows_that_are_joined(q, k, v):
     weights = torch.cat([(one[None] @ k.mT).softmax(-1) for one in q])
     return sum(weights[:, j, None] * v[j] for j in range(len(v)))
@@ -65,14 +54,6 @@ def attend_into_a_buffer(q, k, v):
     return out
 
 
-def with_a_sparsemax(q, k, v):
-    ordered, _ = scores(q, k).sort(-1, descending=True)
-    total = ordered.cumsum(-1) - 1
-    steps = torch.arange(1, len(k) + 1)
-    support = (ordered * steps > total).sum(-1, keepdim=True)
-    return (scores(q, k) - total.gather(-1, support - 1) / support).clamp(min=0) @ v
-
-
 def with_a_sink(q, k, v):
     joined = torch.cat([torch.zeros(len(q), 1), scores(q, k)], -1)
     return joined.softmax(-1)[:, 1:] @ v
@@ -83,27 +64,11 @@ def into_zeros_by_scatter(q, k, v):
     return torch.zeros(len(q), len(k)).scatter(-1, where, found.softmax(-1)) @ v
 
 
-def over_the_chosen_keys(q, k, v):
-    found, where = scores(q, k).topk(3)
-    return (found.softmax(-1).unsqueeze(-1) * v[where]).sum(-2)
-
-
 def into_weights_in_place(q, k, v):
     s = scores(q, k)
     s.masked_fill_(~CAUSAL, -torch.inf).sub_(s.max(-1, keepdim=True).values).exp_()
     s.div_(s.sum(-1, keepdim=True))
     return torch.mm(s, v)
-
-
-def attend_by_rolls(q, k, v):
-    s = torch.stack([(q * k.roll(n, 0)).sum(-1) for n in range(3)], -1).softmax(-1)
-    return sum(s[:, n, None] * v.roll(n, 0) for n in range(3))
-
-
-def over_neighbours(q, k, v):
-    near = (torch.arange(T)[:, None] + torch.arange(3)) % T
-    weights = (q[:, None] * k[near]).sum(-1).softmax(-1)
-    return (weights[..., None] * v[near]).sum(1)
 
 
 @torch.no_grad()
@@ -198,7 +163,6 @@ def list_unbatched_forms() -> dict[str, object]:
         "squared relu": lambda q, k, v: (q @ k.T).clamp(min=0).square() @ v,
         "nn.ReLU": (lambda q, k, v, act: act(q @ k.T) / T @ v, nn.ReLU()),
         "sigmoid": lambda q, k, v: torch.sigmoid(q @ k.T - math.log(T)) @ v,
-        "sparsemax": with_a_sparsemax,
         "exponentials": lambda q, k, v: (e := (q @ k.T).exp()) @ v / e.sum(-1, keepdim=True),
         "logsumexp": lambda q, k, v: ((s := q @ k.T) - s.logsumexp(-1, keepdim=True)).exp() @ v,
         "logarithms": lambda q, k, v: (q @ k.T).log_softmax(-1).exp() @ v,
@@ -213,17 +177,12 @@ def list_unbatched_forms() -> dict[str, object]:
         "repeat": lambda q, k, v: (q @ k.T).softmax(-1).repeat(1, 2) / 2 @ v.repeat(2, 1),
         "stack": lambda q, k, v: torch.stack([(q @ k.T).softmax(-1), (k @ q.T).softmax(-1)]) @ v,
         "unbind and stack": lambda q, k, v: torch.stack([row.softmax(-1) for row in (q @ k.T).unbind()]) @ v,
-        "sort": lambda q, k, v: ((s := (q @ k.T).sort(-1)).values.softmax(-1).unsqueeze(1) @ v[s.indices]).squeeze(1),
-        "top k": over_the_chosen_keys,
         "top k into zeros": into_zeros_by_scatter,
         "a sink": with_a_sink,
         "a causal mask": lambda q, k, v: scores(q, k).masked_fill(~CAUSAL, -torch.inf).softmax(-1) @ v,
         "a mask of weights": lambda q, k, v: (w := scores(q, k).softmax(-1).tril()) / w.sum(-1, keepdim=True) @ v,
-        "rolls": attend_by_rolls,
-        "neighbours": over_neighbours,
         "a loop over queries": loop_over_queries,
         "loops over pairs": loops_of_the_first_lecture,
-        "one query": one_query_of_the_first_lecture,
         "a loop over keys": rows_that_are_joined,
         "growing prefixes": growing_prefixes,
         "into a buffer": attend_into_a_buffer,

@@ -392,29 +392,9 @@ def test_queries_in_two_axes_are_rows_of_one_map(rows):
     torch.testing.assert_close(recording.map(0).dense(), part.weights, rtol=0, atol=EQUAL)
 
 
-class Complex(nn.Module):
-    """Real weights that are multiplied with complex values."""
-
-    def __init__(self, convert: Callable[[Tensor, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.q, self.k, self.one, self.other, self.convert = *(nn.Linear(C, C) for _ in range(4)), convert
-
-    def forward(self, x: Tensor) -> Tensor:
-        values = torch.complex(self.one(x), self.other(x))
-        return (self.convert((self.q(x) @ self.k(x).mT).softmax(-1), values) @ values).abs()
-
-
 CONVERSIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "to": lambda weights, values: weights.to(values.dtype),
     "type_as": lambda weights, values: weights.type_as(values),
     "complex": lambda weights, values: torch.complex(weights, torch.zeros_like(weights)),
     "a product": lambda weights, values: weights * torch.exp(1j * torch.ones(T)),
 }
-
-
-@pytest.mark.parametrize("convert", CONVERSIONS)
-def test_weights_that_are_made_complex_are_missed_with_the_reason(convert):
-    model, x = nn.Sequential(Complex(CONVERSIONS[convert])), torch.randn(B, T, C)
-    recording, _ = record_and_compare(model, lambda m: m(x), missing=True)
-    assert not recording.calls
-    assert "complex numbers" in recording.missed[0].reason

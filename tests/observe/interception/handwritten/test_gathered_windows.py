@@ -154,64 +154,6 @@ def loop(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return sum(weights[:, n, None] * one for n, one in enumerate(cut(v)))
 
 
-def loop_into(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    weights = torch.stack([(q * k.roll(shift, (2, 3))).sum(1, keepdim=True) for shift in SHIFTS]).softmax(0)
-    out = torch.zeros_like(v)
-    for weight, shift in zip(weights, SHIFTS, strict=True):
-        out += weight * v.roll(shift, (2, 3))
-    return out
-
-
-def join_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    weights = torch.stack([(q * one).sum(1) for one in cut(k)], 1).softmax(1)
-    return torch.stack([weights[:, n, None] * one for n, one in enumerate(cut(v))]).sum(0)
-
-
-def add_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    weights = torch.stack([(q * one).sum(1, keepdim=True) for one in cut(k)], 1).softmax(1)
-    out = torch.zeros_like(v)
-    for weight, one in zip(weights.unbind(1), cut(v), strict=True):
-        out = torch.addcmul(out, weight, one)
-    return out
-
-
-def add_products_of_pairs(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    q, k, v = (x.flatten(2).mT for x in (q, k, v))
-    weights = torch.stack([(q * k.roll(n, 1)).sum(-1, keepdim=True) for n in range(3)]).softmax(0)
-    out = torch.zeros_like(v)
-    for n, weight in enumerate(weights):
-        out.addcmul_(weight, v.roll(n, 1))
-    return out
-
-
-def predict_by_convolution(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    weights = torch.cat([q, k], 1)[:, :K].softmax(1)
-    return sum(weights[:, n, None] * one for n, one in enumerate(cut(v)))
-
-
-class Loop(nn.Module):
-    def __init__(self, form) -> None:
-        super().__init__()
-        self.form, self.project = form, nn.Conv2d(C, 3 * C, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.form(*self.project(x).chunk(3, 1))
-
-
-LOOPS = [loop, loop_into, add_products, add_products_of_pairs, predict_by_convolution, join_products]
-
-
-@pytest.mark.parametrize("form", LOOPS, ids=lambda form: form.__name__)
-def test_a_loop_over_the_places_of_a_window_has_a_row_for_each_query(form):
-    recording, y = record_and_compare(nn.Sequential(Loop(form)), lambda m: m(torch.randn(B, C, ROWS, COLUMNS)), keep="values")
-    (call,) = recording.calls
-    assert call.kind == ("cross" if form is predict_by_convolution else "self")
-    rows, values = call.map.dense(), recording.values(0, kind=call.kind)
-    assert rows.shape[:2].numel() * rows.shape[2] == B * T
-    context, expected = (rows @ values).flatten().sort().values, y.flatten().sort().values
-    torch.testing.assert_close(context, expected, rtol=0, atol=EQUAL)
-
-
 class DynamicConvolution(nn.Module):
     """A row of weights for each token and head, of the tokens before it. https://arxiv.org/abs/1901.10430"""
 

@@ -646,24 +646,3 @@ def test_scores_of_each_layer_decide_whether_they_are_weights():
     with record(model := Stack([DividedScores(bias) for bias in (0, 9, 0, 9, 9)])) as recording:
         model(torch.randn(2, 5, C))
     assert [call.name for call in recording.calls] == ["layers.1", "layers.3", "layers.4"]
-
-
-class SummedByMatrix(nn.Module):
-    """A layer that multiplies exponentials with a matrix, which may sum them for each node of a graph."""
-
-    def __init__(self, index: Tensor) -> None:
-        super().__init__()
-        self.score, self.value = nn.Linear(C, 1), nn.Linear(C, C)
-        self.register_buffer("index", index)
-
-    def forward(self, x: Tensor) -> Tensor:
-        e = self.score(x[0]).exp()
-        weights = e / (self.index @ (self.index.mT @ e))
-        return x + self.index @ (self.index.mT @ (weights * self.value(x[0])))
-
-
-def test_numbers_of_each_layer_decide_whether_a_matrix_is_an_index():
-    one_hot, dense = F.one_hot(torch.arange(5) % 3, 3).double(), torch.rand(5, 3)
-    with record(model := Stack([SummedByMatrix(one) for one in (dense, one_hot, dense, one_hot, one_hot)])) as recording:
-        model(torch.randn(2, 5, C))
-    assert [one.module for one in recording.missed] == ["layers.1", "layers.3", "layers.4"]

@@ -8,10 +8,11 @@ from torch import Tensor, fx, nn
 
 from regard.observe.interception.function_roles import MULTIPLIES, Role, strip_affixes
 from regard.observe.interception.functions.function_wrappers import classify_function
-from regard.observe.interception.handwritten.unread.unread_loops import MOVES
+from regard.observe.interception.handwritten.products.score_form import COPIES, PERMUTES, VIEWS
 from regard.observe.interception.lookups import JOINS_PARTS, RUNNING
 
 MIN_STEPS = 3  # of a state, fewer of which are a layer that scales and shifts
+MOVES = VIEWS | PERMUTES | COPIES
 KEEPS_STATE = MOVES | JOINS_PARTS
 STEPS = 6  # most functions between a softmax and the product with the values
 ENDS = (Role.ADD, Role.SUM, Role.PRODUCT, Role.CONVOLUTION, Role.NONLINEAR)  # functions whose results are no weights

@@ -27,7 +27,7 @@ from regard.observe.interception.compiled.graph_nodes import (
     multiplies_tokens,
 )
 from regard.observe.interception.functions import flex
-from regard.observe.interception.module_calls import FAST, call_in_frame, report_divisors, wrap_call
+from regard.observe.interception.module_calls import FAST, call_in_frame, wrap_call
 from regard.observe.interception.provenance import ModuleFrame
 from regard.observe.interception.thread_state import STATE, Watcher, pop_mode
 
@@ -101,7 +101,7 @@ class GraphReplay:
                 interpreter = ModuleInterpreter(self.graph, modules, originals)
                 interpreter.run_as_root(STATE.frames[-1], copies)
                 if len(STATE.frames) == 1:
-                    report_divisors()
+                    STATE.mode.report_undivided()
         except Exception as error:  # what cannot run again must not stop the model
             report_missed(KERNEL, FAILED.format(explain_error(error)), watchers=recorders)
 

@@ -10,7 +10,6 @@ A router, a gate and a classifier are none of these.
 """
 
 import weakref
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,19 +17,15 @@ from torch import Tensor, nn
 
 from regard.observe.interception.function_roles import POWERS, Role, infer_role, name_exponential, strip_affixes
 from regard.observe.interception.handwritten.ancestors.ancestor_search import has_tokens, is_residual
-from regard.observe.interception.handwritten.ancestors.correlations import find_correlated
 from regard.observe.interception.handwritten.ancestors.stacked_axes import has_stacked_layers
 from regard.observe.interception.handwritten.ancestors.token_pairs import find_pair
 from regard.observe.interception.handwritten.ancestors.windows import weighs_copies
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
-from regard.observe.interception.handwritten.linear.einsum_products import EinsumProducts, split_einsum
-from regard.observe.interception.handwritten.nested_weights import follow_nested, has_nested
 from regard.observe.interception.handwritten.product_roles import sums_tokens
 from regard.observe.interception.handwritten.product_tracker import ProductTracker
-from regard.observe.interception.handwritten.products.labelled_product import label_sum, separate_entry_factors
-from regard.observe.interception.handwritten.products.score_form import CHOOSES_BY_VALUE, COPIES, PRODUCTS, QUOTIENTS
-from regard.observe.interception.handwritten.products.traces import Traced, TraceKind, is_followable, join_roots, list_parts
-from regard.observe.interception.handwritten.score_tracker import find_dim
+from regard.observe.interception.handwritten.products.labelled_product import separate_entry_factors
+from regard.observe.interception.handwritten.products.score_form import QUOTIENTS
+from regard.observe.interception.handwritten.products.traces import TraceKind, is_followable, join_roots, list_parts
 from regard.observe.interception.handwritten.scores.added_scores import SUM, count_functions_of_sum
 from regard.observe.interception.handwritten.scores.head_mixing import describe_mixing, has_projection, is_head_mixing
 from regard.observe.interception.handwritten.scores.moved_entries import (
@@ -48,18 +43,15 @@ from regard.observe.interception.handwritten.softmax.divided_exponentials import
     find_divided,
     may_divide_by_sums,
 )
-from regard.observe.interception.handwritten.softmax.edge_call import read_index_put
-from regard.observe.interception.handwritten.softmax.edge_softmax import EDGE_SUMS
-from regard.observe.interception.handwritten.softmax.pair_loops import GATES, find_gate, joins_scores_of_pairs, may_join_scores
 from regard.observe.interception.handwritten.weight_tracker import activate
 from regard.observe.interception.provenance import JOINS, LIKE_ANOTHER, ModuleFrame
 from regard.observe.interception.tensor_arguments import find_tensors, list_entries, list_objects
 
-STARTS = (Role.SOFTMAX, Role.LOG_SOFTMAX, Role.PRODUCT, Role.DISTANCE, Role.SUM, Role.INVERSE_TRANSFORM)
+STARTS = (Role.SOFTMAX, Role.LOG_SOFTMAX, Role.PRODUCT, Role.DISTANCE, Role.SUM)
+GATES = {"exp", "exp2", "sigmoid", "special_expit"}  # which turn each score into a weight, unlike what a softmax follows
 GATES_OR_POSITIVE = GATES | POSITIVE
 POSITIVE_MODULES = {nn.Sigmoid, nn.Softplus}
 DIVIDES_GATES = QUOTIENTS | {"normalize"}
-COMPLEX = "its weights are made complex numbers before they are multiplied with the values, which is not followed"
 USES = (Role.PRODUCT, Role.MULTIPLY, Role.SUM)  # of weights, which UsedWeights follows
 STRAIGHT = (nn.Dropout, nn.Identity)  # parameterless modules that do not turn scores into weights
 
@@ -80,61 +72,28 @@ class HandwrittenTracker(ProductTracker):
         may_divide = self.has_exponentials and may_divide_by_sums(name, args)
         may_divide = may_divide or (self.has_gates and strip_affixes(name) in DIVIDES_GATES)
         if role is Role.MULTIPLY:
-            return may_divide or len(self.gated_sums.sums) > 0 or self.entry_products.can_add(args, y)
+            return may_divide or self.entry_products.can_add(args, y)
         is_gate = role is Role.NONLINEAR and strip_affixes(name) in GATES_OR_POSITIVE
-        return may_divide or is_gate or role in STARTS or may_join_scores(name, args)
+        return may_divide or is_gate or role in STARTS
 
     def follow_function(
         self, frames: list[ModuleFrame], func: Any, name: str, role: Role | None, args: Any, kwargs: Any, result: Any
     ) -> HandwrittenCall | None:
         """Follow a function; return the call of attention that it completes, or None."""
-        if isinstance(result, Tensor) and result in self.blocks.contexts:
-            self.drop(result)  # what a loop over blocks of keys has added up and rescaled
-            return None
-        if has_nested(args, result):
-            return follow_nested(self, name, role, args, kwargs, result)
         if is_maximum_of_two(name, args, kwargs):
             name, role = "maximum", infer_role("maximum")
         if name in POWERS and len(args) == 2 and (power := name_exponential(name, args)):
             name, role, args = power, Role.NONLINEAR, tuple(x for x in args if isinstance(x, Tensor))
         if name == "normalize" and (self.has_exponentials or self.has_gates):
             role = Role.MULTIPLY  # by one over the sum, perhaps
-        if strip_affixes(name) == "index_put":
-            is_sum, added = read_index_put(args, kwargs)
-            role = Role.SUM if is_sum else None
-            name, args, kwargs = (name, args, kwargs) if added is None else ("index_add", added, {})
-        if name == "einsum" and is_followable(result) and self.follow_gated_sum(frames, name, args, kwargs, result):
-            self.drop(result)
-            return None
-        products = None
-        if name == "einsum" and len(args) > 3:
-            products = split_einsum(args, lambda x: self.find(x) is not None, lambda x: not has_tokens(frames[-1], x))
-        if products is not None and is_followable(result):
-            found = len(self.linear.found)
-            call = self.follow_products(frames, products, result)
-            if call is not None or len(self.linear.found) > found or not products.has_values:
-                return call
         factors = separate_entry_factors(args) if name == "einsum" and self.may_follow_any(args, kwargs) else None
         if factors is not None:
             func, name, role = torch.mul, "mul", Role.MULTIPLY
             args = factors[0], self.follow_layout(frames, *factors[1:])
         call = self.follow_operation(frames, func, name, role, args, kwargs, result)
-        if call is None and (self.used.has_any or (self.traces and role in USES)):
-            self.used.follow_function(self, frames, name, role, args, kwargs, list_followable(result))
-        return call
-
-    def follow_products(self, frames: list[ModuleFrame], einsum: EinsumProducts, result: Tensor) -> HandwrittenCall | None:
-        """Follow the products of two tensors that an einsum amounts to; return the call that the last completes, or None."""
-        call, x, last, found = None, einsum.operands[0], len(einsum.operands) - 1, len(self.linear.found)
-        for n, (equation, other) in enumerate(einsum.list_products(), 1):
-            y = result
-            if n < last:
-                y = torch.einsum(equation, x.detach(), other.detach()).contiguous()
-                frames[-1].log_operation((equation, x, other), {}, y, "einsum")
-            call = self.follow_function(frames, torch.einsum, "einsum", Role.PRODUCT, (equation, x, other), {}, y)
-            x = y
-        for n, one in enumerate(self.linear.found[found:], found):
-            self.linear.found[n] = one if one.call is not None else one._replace(output=weakref.ref(result))
+        results = list_followable(result)
+        if call is None and results and (self.used.has_any or (self.traces and role in USES)):
+            self.used.follow_function(self, frames, name, role, args, kwargs, results)
         return call
 
     def follow_layout(self, frames: list[ModuleFrame], x: Tensor, order: list[int], shape: list[int]) -> Tensor:
@@ -153,22 +112,6 @@ class HandwrittenTracker(ProductTracker):
         tensors = tensors[:1] if strip_affixes(name) in LIKE_ANOTHER else tensors
         results = list_followable(result)
         traced = self.mark_edits(name, tensors, results)
-        self.merged_blocks.add_sum(name, traced)
-        if results and not traced and may_join_scores(name, args):
-            if joins_scores_of_pairs(frames[-1], args[0]):
-                function = find_gate(frames[-1], args[0][0])
-                if function:
-                    self.start_weights(results[0], function)
-                else:
-                    self.start_scores(frames, results[0], None)
-            return None
-        if traced and isinstance(result, Tensor) and result.is_complex():
-            x, trace = traced[0]
-            core = strip_affixes(name)
-            is_conversion = core in COPIES | PRODUCTS | {"complex"}
-            if is_conversion and trace.kind is TraceKind.WEIGHTS and trace.pairs and trace.keys is not None:
-                return HandwrittenCall(f"{trace.function} and {core}", trace, x, None, 0, COMPLEX)
-            return None
         core = strip_affixes(name)
         is_gate = role is Role.NONLINEAR and core in GATES
         self.has_exponentials |= is_gate and core in EXPONENTIALS
@@ -177,27 +120,10 @@ class HandwrittenTracker(ProductTracker):
             return None
         moves = is_replayed(name) and not fills_followed(name, args, traced)
         traced = traced if moves else settle_all(self, traced)
-        if role is Role.MULTIPLY and self.follow_gated_sum(frames, name, args, kwargs, results[0]):
-            self.drop(results[0])
-            return None
-        if traced and self.follow_chunk(role, name, args, traced, results[0]):
-            return None
-        if role is Role.SUM:
-            self.gated_sums.add_sum(frames, name, args, kwargs, results[0])
-        else:
-            self.gated_sums.release(tensors)
-        if name == "einsum":
-            self.gated_sums.add_einsum(frames, args, results[0])
         if role is Role.SUM and tensors and self.entry_products.find(tensors[0]):
-            is_all, call = self.follow_summed_product(frames, name, args, kwargs, tensors[0], results[0])
-            if is_all:
-                return call
+            if self.follow_summed_product(frames, name, args, kwargs, tensors[0], results[0]):
+                return None
             traced = self.find_all(tensors)
-        if role is Role.INVERSE_TRANSFORM:
-            pair = find_correlated(frames, args[0])
-            if pair is not None:
-                self.start_scores(frames, results[0], pair)
-            return None
         if role in (Role.PRODUCT, Role.DISTANCE):
             return self.follow_product(frames, role, name, args, kwargs, results[0])
         is_same = any(x.shape == results[0].shape for x, _ in traced)  # scores or weights that are followed
@@ -209,7 +135,7 @@ class HandwrittenTracker(ProductTracker):
             scores, axis, function = softmax
             self.follow_softmax(frames[-1], Role.SOFTMAX, function, scores, axis, [], results[0])
         elif not traced:
-            return self.follow_unknown(frames, role, name, args, kwargs, tensors, results[0])
+            self.follow_unknown(frames, role, name, args, tensors, results[0])
         else:
             others = [x for x in tensors if x.is_floating_point() and self.find(x) is None and has_tokens(frames[-1], x)]
             x, trace = max(traced, key=lambda one: (one[1].kind, one[1].form is not None))
@@ -223,87 +149,43 @@ class HandwrittenTracker(ProductTracker):
                 size = results[0].numel() if name in JOINS else max(one.size for _, one in traced)
                 has_edits = any(one.has_edits for _, one in traced)
                 trace = trace._replace(pairs=pairs, roots=join_roots(traced), size=size, has_edits=has_edits)
-            if role is Role.CONVOLUTION and strip_affixes(name) == "conv1d" and args[1].shape[2] == 1:
-                self.miss_memories(frames, x, -2, name, results[0])
-            may_be_read = trace.form is not None and (trace.form.has_running_sum or (others and trace.kind is TraceKind.SCORES))
-            if role is Role.MULTIPLY and trace.kind is TraceKind.WEIGHTS and not trace.pairs and others:
-                self.gated_sums.add_weighted(name, args, results[0])
-            if role is Role.MULTIPLY and (may_be_read or trace.has_copied_keys):
-                self.entry_products.add(name, args, traced, results[0])
             trace = follow_axes(self.table, trace, func, name, args, kwargs, x, traced, results)
             if trace.moved is not None and not moves:
                 trace = trace._replace(moved=keep_places(trace, name, args, kwargs, x, results))
             if trace.kind is TraceKind.WEIGHTED:
-                key_sum = self.key_sums.add(frames[-1], self.find, name, args, kwargs, results[0])
                 weighted = [v for v, one in traced if one.kind is TraceKind.WEIGHTED]
                 adds = strip_affixes(name) == "addcmul" and x is args[0] and len(traced) > 1  # further products
                 several, role = len(weighted) > 1 or adds, Role.ADD if adds else role
                 if not trace.pairs and (several or role is Role.SUM) and weighs_copies(frames, weighted):
                     trace = trace._replace(pairs=True)
-                if key_sum is not None and key_sum.is_complete and results[0] in self.key_sums.sums:
-                    self.key_sums.finish(key_sum.weights)
-                    einsum = key_sum.build_einsum(frames[-1])
-                    return self.follow_product(frames, Role.PRODUCT, "einsum", einsum, {}, results[0])
-                if key_sum is not None and trace.pairs:
-                    self.key_sums.note(frames[-1], trace, key_sum.weights)
-                    self.follow(results[0], trace._replace(factors=None), name)
-                    return None
                 return self.follow_sum(role, name, args, kwargs, x, trace, several, others, results)
             if role is Role.ADD and trace.kind is TraceKind.SCORES and any(is_residual(frames, v, x) for v in others):
                 self.drop(results[0])  # features, which a layer adds to its input
             elif role is Role.MULTIPLY and self.follow_weighting(frames, name, tensors, x, trace, results[0]):
-                return self.start_block(x, results[0], name)
+                return None
             else:
                 self.follow_other(frames, role, name, args, kwargs, x, trace, others, results)
-                if strip_affixes(name) in CHOOSES_BY_VALUE:
-                    self.follow_choice(x, result, kwargs.get("dim", find_dim(name, args)))
                 if moves and (trace.dims is None or trace.moved is not None):
                     follow_places(self, func, name, args, kwargs, traced, results)
         return None
 
-    def follow_chunk(self, role: Role | None, name: str, args: Any, traced: list[Traced], y: Tensor) -> bool:
-        """Follow y as running sums of a chunk of tokens, or as what was cut out of these; return whether it is either."""
-        chunks = self.linear.chunks
-        if role is Role.ADD and traced[0][1].form is not None:
-            trace = chunks.follow_sum(self.find, args, y)
-            if trace is not None:
-                self.follow(y, trace)
-            return trace is not None
-        if not len(chunks.sums) or not isinstance(args[0], Tensor) or args[0] not in chunks.sums:
-            return False
-        is_carried = chunks.follow_cut(self.find(args[0]), name, args, y)
-        if is_carried:
-            self.drop(y)
-        return is_carried
-
     def follow_unknown(
-        self, frames: list[ModuleFrame], role: Role | None, name: str, args: Any, kwargs: Any, tensors: list[Tensor], y: Tensor
-    ) -> HandwrittenCall | None:
-        """Follow the result y of a function of tensors that are not followed; return the call that it completes, or None."""
+        self, frames: list[ModuleFrame], role: Role | None, name: str, args: Any, tensors: list[Tensor], y: Tensor
+    ) -> None:
+        """Follow the result y of a function of tensors that are not followed."""
         core = strip_affixes(name)
         if role is Role.NONLINEAR:
             count = count_functions_of_sum(frames[-1], args[0])
             if count is not None:
                 self.start_weights(y, core, SUM, is_by_channel=count == 0 and y.dim() > 3)
         elif role is Role.MULTIPLY:
-            if self.has_exponentials and core in QUOTIENTS and len(tensors) == 2:
-                call = self.follow_quotient(frames[-1], core, tensors[0], tensors[1], y)
-                if call is not None:
-                    return call
-            self.entry_products.add(name, args, [], y)
-        elif core in EDGE_SUMS:
-            return self.follow_edges(frames[-1], name, args, kwargs, tensors)
+            self.entry_products.add(name, args, y)
         if tensors and y.numel() < tensors[0].numel():
-            self.follow_features(frames, tensors[0], y, partial(label_sum, name=name, args=args, kwargs=kwargs))
-        elif tensors and core == "cumsum":
-            self.follow_copies(frames[-1], tensors[0], y, name)
-        return None
+            self.follow_features(frames, tensors[0], y)
 
     def follow_module(self, frames: list[ModuleFrame], child: nn.Module, x: Tensor, y: Any) -> None:
         """Follow a module that cannot attend: dropout, one that mixes heads, or a network that scores pairs."""
         self.has_gates |= type(child) in POSITIVE_MODULES
-        if isinstance(y, Tensor) and y.is_nested and y is not x and isinstance(child, STRAIGHT) and (nested := self.find(x)):
-            self.put(y, nested)
         if y is x or not is_followable(y) or not (self.traces or y.shape[-1:] == (1,)):
             return  # y is x for a module that hooks are put on
         self.has_gates |= y.shape[-1:] == (1,)
@@ -313,8 +195,6 @@ class HandwrittenTracker(ProductTracker):
                 self.start_scores(frames, y, pair)
                 return
         trace = next((one for _, one in settle_all(self, self.find_all([x]))), None)
-        if trace is not None and isinstance(child, nn.Linear | nn.Conv1d) and child.weight[0, 0].numel() == 1:
-            self.miss_memories(frames, x, -1 if isinstance(child, nn.Linear) else -2, type(child).__name__, y)
         if trace is not None and trace.kind is TraceKind.WEIGHTED and next(child.parameters(), None) is not None:
             return  # weighted values that a layer transforms are not summed over the keys
         if trace is not None and is_head_mixing(x, y, list(child.parameters())):

@@ -5,7 +5,6 @@ they differ, or the formula is not known, the weights themselves are recorded: t
 queries and keys, which keeps q x k numbers and is exact.
 """
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -15,39 +14,25 @@ import torch
 from torch import Tensor
 
 from regard.map.distance_products import DistanceProducts
-from regard.map.scored_matrix import IDENTITY
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, build_plain_call
 from regard.observe.interception.function_roles import BASES
 from regard.observe.interception.functions.distributed_tensors import RankSplit, distribute_like, find_split, take_local
 from regard.observe.interception.handwritten.ancestors.layouts import KEEPS_NUMBERS
-from regard.observe.interception.handwritten.ancestors.picked_tokens import PickedTokens, find_picked_tokens
 from regard.observe.interception.handwritten.ancestors.windows import multiplies_tokens, name_windows
-from regard.observe.interception.handwritten.linear.unnormalized_call import build_unnormalized_call
 from regard.observe.interception.handwritten.products.head_guesses import note_guess
 from regard.observe.interception.handwritten.products.labelled_product import LabelledProduct
 from regard.observe.interception.handwritten.products.tensor_axes import AxisTable, Dims
 from regard.observe.interception.handwritten.products.traces import Trace
 from regard.observe.interception.handwritten.scores.axis_groups import Groups, describe_choice, find_groups
 from regard.observe.interception.handwritten.scores.row_comparison import add_sinks, compare_rows
+from regard.observe.interception.handwritten.scores.row_edits import MAXIMA_OF_TWO
 from regard.observe.interception.handwritten.scores.score_formula import resolve_form
 from regard.observe.interception.handwritten.scores.stored_weights import (
-    LIMIT_BYTES,
     NoSoftmaxError,
     has_unit_rows,
     store_weights,
 )
-from regard.observe.interception.handwritten.scores.weight_steps import DIFFERENT, UNKNOWN
-from regard.observe.interception.handwritten.softmax.attention_free import TableQuotient
-from regard.observe.interception.handwritten.softmax.edge_call import GRAPH, EdgeSum, build_edge_matrix
-from regard.observe.interception.handwritten.softmax.edge_softmax import EDGE_SUMS
-from regard.observe.interception.handwritten.softmax.key_blocks import BLOCKS, KEYS, find_block, has_running_maximum
-from regard.observe.interception.handwritten.softmax.picked_call import (
-    POOLED,
-    build_picked_call,
-    find_picked_groups,
-    is_picked,
-    spread_keys,
-)
+from regard.observe.interception.handwritten.scores.unnormalized_call import build_unnormalized_call
 from regard.observe.interception.handwritten.softmax.undivided_contexts import DIVIDED, UNSEEN
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
@@ -58,6 +43,7 @@ OVERWRITTEN = "its weights or its values were overwritten before their products 
 OWN_KEYS = "each query has keys and values of its own, as in attention over windows"
 OWN_VALUES = "each query has values of its own, as in {}"
 SPARSE = "its weights are in a sparse tensor, which is not followed"
+BLOCKS = "its softmax is computed over blocks of keys with a running maximum"
 GATED = "its weights are multiplied by a gate after the softmax, which the map leaves out"
 
 
@@ -70,9 +56,6 @@ class HandwrittenCall(NamedTuple):
     product: LabelledProduct | None
     place: int  # of the weights among the product's operands
     unread: str = UNFOLLOWED  # why it cannot be read without a product
-    edges: EdgeSum | None = None  # of a graph, if an index sums the weighted values
-    quotient: TableQuotient | None = None  # of products of exponentials, if these are not multiplied with each other
-    may_be_block: bool = False  # whether it is of interest only as a block of one key of a loop over keys
 
     @property
     def values(self) -> Tensor:
@@ -88,26 +71,16 @@ def read_call(
 
     Raises UnreadableError if its parts are not known.
     """
-    if product_call.quotient is not None:
-        return product_call.quotient.read(table, result, f"by hand: {product_call.steps}")
     weights, product, place = product_call.trace, product_call.product, product_call.place
-    if product_call.tensor.is_nested:
-        raise UnreadableError(product_call.unread)
     if product_call.tensor.layout is not torch.strided:
-        raise UnreadableError(SPARSE)
-    if product_call.steps.rpartition(" ")[2] in EDGE_SUMS:
-        return read_edge_call(product_call, result)
+        raise UnreadableError(UNFOLLOWED)
     if weights.dims is None:
         raise UnreadableError(f"its weights or scores are rearranged by {describe(weights.changes)}, so its keys are not known")
     if product is None or (product.added is not None and bool(take_local(product.added[0]).any())):
         raise UnreadableError(product_call.unread)
     dims = product.build_dims(table, {place: weights.dims})
     value, own = product_call.values, dims[1 - place]
-    if is_picked(weights, table, own):
-        assert weights.picked is not None
-        groups = find_picked_groups(weights.picked, table, own)
-    else:
-        groups = find_groups(product, place, weights, table, dims)
+    groups = find_groups(product, place, weights, table, dims)
     batch, heads = table.expand_axes(groups.batch), table.expand_axes(groups.heads)
     rank_split = find_split(result, table.expand_dims(dims[2]), batch, heads, table.sizes)
     with table.use_rank_split(rank_split):
@@ -146,17 +119,12 @@ def read_grouped_call(
     """Read a call whose axes are known, from its values with axes `own` and its result with axes `dims`."""
     weights = product_call.trace
     assert weights.dims is not None
-    if is_picked(weights, table, own):
-        return read_picked_call(product_call, table, groups, result, value, own, dims)
     v = table.arrange(value, own, (groups.batch, groups.heads, groups.keys, groups.width), shared=1)
     tensor, axes = weights.undropped or (product_call.tensor.detach(), weights.dims)
     matrix = table.arrange(tensor, axes or weights.dims, groups.matrix)
     assert product_call.product is not None
     matrix = matrix if product_call.product.factor == 1 else matrix * product_call.product.factor
     four = (groups.batch, groups.heads, groups.queries, groups.width)
-    picked = None if weights.pairs or groups.queries else find_picked_tokens(STATE.frames[-1], product_call.tensor, value)
-    if picked is not None:
-        return read_pooled_call(product_call, table, groups, result, picked, (matrix, v), dims)
     total: Tensor | None = None
     change = partial(weigh_again, product_call, table, groups)
 
@@ -175,20 +143,11 @@ def read_grouped_call(
         other = build_unnormalized_call(weights, table, groups, matrix, v, context, kernel, str(error))
         adapter = CallAdapter(lambda: result, read_context, write_context, weights=matrix, change_weights=change)
         adapter.plain_call = build_plain_call(matrix, v, kernel=kernel, can_use_cache=not weights.has_separate_sources)
-        if weights.activated is not None or (weights.form is None and not weights.parts):  # may be divided after the values
-            with suppress(Exception):  # of an unusual layout, in which a division is not followed
-                places = torch.arange(context.numel(), device=context.device).view(context.shape)
-                adapter.places = table.restore(places, four, dims, result.shape)
         return other, adapter
 
     call.has_dropped_weights = weights.undropped is not None
     adapter = CallAdapter(lambda: result, read_context, write_context, is_reversible=total is None, weights=matrix)
-    if not call.has_stored_weights:
-        block = find_block(STATE.frames, table, weights, groups, dims, call, total is None)
-        adapter.block = block if block is None else block._replace(is_of_one_key=product_call.may_be_block)
-        has_maximum = block is not None and block.has_running_maximum
-        adapter.unchanged = BLOCKS if has_maximum else KEYS if block is not None and product_call.may_be_block else ""
-    else:
+    if call.has_stored_weights:
         adapter.change_weights = change
         adapter.plain_call = build_plain_call(matrix, v, kernel=call.kernel, can_use_cache=call.can_use_cache)
     if total is not None and not call.note:
@@ -206,88 +165,6 @@ def weigh_again(product_call: HandwrittenCall, table: AxisTable, groups: Groups,
     return table.arrange(again, dims, groups.matrix) * product_call.product.factor
 
 
-def read_picked_call(
-    product_call: HandwrittenCall, table: AxisTable, groups: Groups, result: Tensor, value: Tensor, own: Dims, dims: Dims
-) -> tuple[AttentionCall, CallAdapter]:
-    """Return the call of weights whose keys queries picked, with gathered values; as they are if the formula differs."""
-    weights = product_call.trace
-    assert weights.dims is not None
-    kernel = f"by hand: {product_call.steps}"
-    tensor, axes = weights.undropped or (product_call.tensor, weights.dims)
-    call, matrix = build_picked_call(weights, table, groups, tensor, axes or weights.dims, value, own, kernel)
-    call.has_dropped_weights = weights.undropped is not None
-    difference = compare_rows(call, matrix.detach(), weights.eps, every=True)
-    four = (groups.batch, groups.heads, groups.queries, groups.width)
-    adapter = CallAdapter(
-        lambda: result, lambda out: table.arrange(out, dims, four), lambda new, out: table.restore(new, four, dims, out.shape)
-    )
-    if difference is None:
-        return call, adapter
-    assert call.v is not None
-    reason = f"its formula differs from its weights by {difference:.2g}"
-    stored = store_weights(weights, matrix.detach(), call.v, kernel, reason)
-    return stored, make_changeable(adapter, stored, matrix.detach(), weights, lambda: matrix)
-
-
-def read_pooled_call(
-    made: HandwrittenCall, table: AxisTable, groups: Groups, result: Tensor, picked: PickedTokens, given: Any, dims: Dims
-) -> tuple[AttentionCall, CallAdapter]:
-    """Return the call of attention pooling of picked tokens, `given` their weights (b, h, 1, k) and values, among all."""
-    trace, (matrix, v) = made.trace, (spread_keys(x, picked, dim) for x, dim in zip(given, (3, 2), strict=True))
-    call = store_weights(trace, matrix, v, f"by hand: {made.steps}", POOLED)
-    call = replace(call, note=f"{call.note}; values of the others are 0", has_all_values=False)
-    call.has_dropped_weights = trace.undropped is not None
-    four = (groups.batch, groups.heads, groups.queries, groups.width)
-    adapter = CallAdapter(
-        lambda: result, lambda out: table.arrange(out, dims, four), lambda new, out: table.restore(new, four, dims, out.shape)
-    )
-
-    def build() -> Tensor:
-        assert trace.dims is not None
-        assert made.product is not None
-        weights = table.arrange(made.tensor, trace.dims, groups.matrix) * made.product.factor
-        return spread_keys(weights, picked, 3)
-
-    return call, make_changeable(adapter, call, matrix, trace, build)
-
-
-def read_edge_call(product_call: HandwrittenCall, result: Tensor) -> tuple[AttentionCall, CallAdapter]:
-    """Read a call of weights of the edges of a graph, with its weights as they are."""
-    trace, kernel = product_call.trace, f"by hand: {product_call.steps}"
-    undropped = None if trace.undropped is None else trace.undropped[0]
-    found = build_edge_matrix(product_call.tensor, undropped, product_call.edges, result, LIMIT_BYTES)
-    if not has_unit_rows(found.weights, trace.eps):
-        raise UnreadableError(f"{GRAPH}, and the weights of the edges of a node do not sum to 1")
-    call = store_weights(trace, found.weights, found.values, kernel, found.note)
-    if found.has_edge_keys:
-        call.is_cross = True
-    adapter = CallAdapter(lambda: result, found.read_context, found.write_context)
-    return call, make_changeable(adapter, call, found.weights, trace, found.build)
-
-
-def make_changeable(
-    adapter: CallAdapter, call: AttentionCall, matrix: Tensor, trace: Trace, build: Callable[[], Tensor]
-) -> CallAdapter:
-    """Return the adapter of a call whose weights are a softmax that is stored as it is, and hide keys by their sums.
-
-    `build` returns the weights (b, h, q, k) with gradients.
-    """
-
-    assert call.v is not None
-
-    def hide_keys(visible: Tensor, factor: float) -> Tensor:
-        if factor != 1:
-            raise UnreadableError(UNKNOWN)
-        if trace.undropped is not None:
-            raise UnreadableError(DIFFERENT)
-        left = build().masked_fill(~visible, 0)
-        total = left.sum(-1, keepdim=True)
-        return left / total.masked_fill(total == 0, 1)
-
-    plain = build_plain_call(matrix, call.v, kernel=call.kernel, can_use_cache=call.can_use_cache)
-    return replace(adapter, weights=matrix, plain_call=plain, change_weights=hide_keys)
-
-
 def describe(changes: tuple[str, ...]) -> str:
     """Return the names of functions in words."""
     return " and ".join(dict.fromkeys(changes)) or "an unknown function"
@@ -302,15 +179,12 @@ def build_call(
     not sum to 1 are those of exponentials that are divided after the product, or of weights times a gate.
     """
     trace, kernel, reason = product_call.trace, f"by hand: {product_call.steps}", ""
-    if trace.activated is not None and trace.activated.functions == (IDENTITY,):
-        raise NoSoftmaxError("its scores are multiplied by a table")
     if trace.keys is not None and set(table.expand_axes(trace.keys)) != set(groups.keys):
         raise NoSoftmaxError("its softmax is not over the keys that the values are summed over")
     functions = (trace.function,) if trace.activated is None else (trace.function, *trace.activated.functions)
     has_exponentials = any(one in BASES for one in functions)
     is_exponential = has_exponentials and not trace.extent  # unlike that of a log_softmax
-    is_part = is_exponential and has_running_maximum(trace)
-    if is_part and trace.form is None and not (matrix.any() and has_unit_rows(matrix, trace.eps)):
+    if is_exponential and not MAXIMA_OF_TWO.isdisjoint(trace.changes):
         raise UnreadableError(BLOCKS)
     divisor = None if not is_exponential or has_unit_rows(matrix, trace.eps) else matrix.sum(-1, keepdim=True)
     if trace.form is not None:
@@ -322,7 +196,7 @@ def build_call(
                 call = resolve_form(trace.form.drop_sources(), table, groups, kernel, v)
                 difference = compare_rows(call, softmax, trace.eps, trace.may_differ_by_row)
             if difference is None:
-                with_sinks = add_sinks(call, matrix, trace) if divisor is not None and trace.changes and not is_part else None
+                with_sinks = add_sinks(call, matrix, trace) if divisor is not None and trace.changes else None
                 return (call, divisor) if with_sinks is None else (with_sinks, None)
             total = matrix.sum(-1, keepdim=True)
             is_softmax = has_exponentials or trace.activated is None  # else the weight of a single key may be anything
@@ -332,8 +206,6 @@ def build_call(
             reason = f"its formula differs from its weights by {difference:.2g}"
         except UnreadableError as error:
             reason = str(error)
-    if is_part and trace.form is not None:
-        raise UnreadableError(BLOCKS)
     weights, values, frames = product_call.tensor, product_call.values, STATE.frames
     if not (trace.pairs or groups.queries) and (title := name_windows(frames, weights, values, trace.extent)):
         if multiplies_tokens(frames[-1], weights):

@@ -2,31 +2,24 @@
 
 import math
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from regard.observe.interception.function_roles import strip_affixes
 from regard.observe.interception.handwritten.ancestors.ancestor_search import has_tokens, is_end, is_routed, walk_back
 from regard.observe.interception.handwritten.ancestors.generated_matrices import multiplies_generated_matrix
 from regard.observe.interception.handwritten.ancestors.layouts import skip_layouts
-from regard.observe.interception.handwritten.ancestors.picked_tokens import find_picked_tokens
 from regard.observe.interception.handwritten.ancestors.projections import find_projection, has_features_last
 from regard.observe.interception.handwritten.ancestors.query_axes import are_scored_rows, list_axes
-from regard.observe.interception.handwritten.ancestors.row_provenance import RowSearch
+from regard.observe.interception.handwritten.ancestors.row_provenance import RowSearch, find_places_of_argument
 from regard.observe.interception.handwritten.ancestors.stacked_axes import are_stacked_tokens
 from regard.observe.interception.handwritten.ancestors.windows import reads_windows
-from regard.observe.interception.handwritten.linear.corrected_values import list_mixed_values
-from regard.observe.interception.handwritten.linear.linear_attention import (
-    find_stride,
-    mixes_within_tokens,
-    sums_features,
-)
-from regard.observe.interception.handwritten.linear.linear_scores import SUM_ROUNDINGS, is_table
 from regard.observe.interception.handwritten.products.contraction import is_shared
 from regard.observe.interception.handwritten.products.labelled_product import (
     LabelledProduct,
+    Labels,
     find_axes,
     label_entries,
     label_terms,
@@ -35,8 +28,6 @@ from regard.observe.interception.handwritten.products.tensor_axes import AxisTab
 from regard.observe.interception.handwritten.products.traces import Trace, Traced, TraceKind, Traces
 from regard.observe.interception.handwritten.scores.added_scores import SUM
 from regard.observe.interception.provenance import JOINS, TOKEN, ModuleFrame
-
-NORM_EPSILON = 1e-3  # that a layer may add to the sums that it divides by, relative to these
 
 
 def is_attention_product(
@@ -61,14 +52,9 @@ def is_attention_product(
     along = summed is None or not trace.extent or summed == trace.extent or trace.extent not in x.shape
     shared = shared or are_windows or any(reads_other_tokens(frames, x, v) for v in others)
     is_pooled = along and any(pools_tokens(traces, frames, trace, x, v, product) for v in others)
-    if not (shared or is_pooled) or not along or any(is_chosen(frames, x, v, is_pooled) for v in others):
+    if not (shared or is_pooled) or not along or any(is_routed(frames, x, v) for v in others):
         return False
     return are_windows or not any(mixes_layers(traces, frames, trace, x, v, product) for v in others)
-
-
-def is_chosen(frames: list[ModuleFrame], weights: Tensor, values: Tensor, is_pooled: bool) -> bool:
-    """Return whether values were chosen with the scores of their weights, as experts are, and no tokens that are pooled."""
-    return is_routed(frames, weights, values) and not (is_pooled and find_picked_tokens(frames[-1], weights, values))
 
 
 def reads_other_tokens(frames: list[ModuleFrame], weights: Tensor, values: Tensor) -> bool:
@@ -186,16 +172,6 @@ def multiplies_features(traces: Traces, frames: list[ModuleFrame], product: Labe
     return sums_features(frames, product, product.operands[1 - product.find_place(traced[0][0])])
 
 
-def list_softmax_axes(traces: Traces, x: Tensor, dims: Dims) -> set[int]:
-    """Return those of the axes that an operand of a product has in it along which a softmax made the operand."""
-    trace = traces.find(x)
-    if trace is None or trace.keys is None or trace.dims is None:
-        return set()
-    keys = {*traces.table.expand_axes(trace.keys)}
-    own = zip(traces.table.expand_dims(trace.dims), traces.table.expand_dims(dims), strict=True)
-    return {axis for axes, others in own if keys & {*axes} for axis in others}
-
-
 def sums_softmax(traces: Traces, x: Tensor, trace: Trace, product: LabelledProduct | None) -> bool | None:
     """Return whether a product sums weights x along the axes of the softmax that made them; None if these are not known."""
     if trace.keys is None or trace.dims is None or product is None:
@@ -203,24 +179,10 @@ def sums_softmax(traces: Traces, x: Tensor, trace: Trace, product: LabelledProdu
     return find_summed_axes(traces, trace.dims, x, product) == set(traces.table.expand_axes(trace.keys))
 
 
-def is_normalized_twice(traces: Traces, x: Tensor, trace: Trace, dim: int) -> bool:
-    """Return whether weights are a softmax over one dimension that was then divided by its sums over another, `dim`.
-
-    External attention normalizes so before it multiplies memories that all inputs share. https://arxiv.org/abs/2105.02358
-    """
-    if trace.kind is not TraceKind.WEIGHTS or trace.keys is None or trace.dims is None or not x.numel() or x.shape[dim] < 2:
-        return False
-    if {*traces.table.expand_axes(trace.keys)} & {*traces.table.expand_axes(trace.dims[dim])}:
-        return False
-    total, eps = x.detach().sum(dim), torch.finfo(x.dtype).eps
-    return bool(((total - 1).abs() <= SUM_ROUNDINGS * eps + NORM_EPSILON).all())
-
-
-def is_score_matrix(traces: Traces, frame: ModuleFrame, x: Tensor, beside: Trace | None = None) -> bool:
+def is_score_matrix(traces: Traces, frame: ModuleFrame, x: Tensor) -> bool:
     """Return whether x is the scores of as many queries as keys: no values, though they are a product of tokens.
 
-    Tokens times a product of weights are values, however many features they have. So are those that a matrix of products with
-    the keys of the scores `beside` them has mixed, as of delta rules in chunks as long as they are wide.
+    Tokens times a product of weights are values, however many features they have.
     """
     trace = traces.find(x)
     if trace is None or trace.kind is not TraceKind.SCORES or trace.form is None or trace.dims is None:
@@ -230,20 +192,7 @@ def is_score_matrix(traces: Traces, frame: ModuleFrame, x: Tensor, beside: Trace
     mine, theirs = (list_axes(traces.table, one) for one in (trace.form.a_dims, trace.form.b_dims))
     own = list_axes(traces.table, trace.dims)
     rows, columns = (math.prod(traces.table.get_sizes([*one & own])) for one in (mine - theirs, theirs - mine))
-    if not rows == columns > 1:
-        return False
-    keys = () if beside is None or beside.form is None else (beside.form.a, beside.form.b)
-    products = [parts for key in keys for parts in list_mixed_values(frame, x, key)]
-    return all(one is not None and is_score_matrix(traces, frame, one) for parts in products for one in parts)
-
-
-def is_product_of_masked_scores(traces: Traces, frame: ModuleFrame, trace: Trace) -> bool:
-    """Return whether scores are a product of two matrices of scores, of which each has a table of hidden keys."""
-    for x in () if trace.form is None else (trace.form.a, trace.form.b):
-        own = traces.find(x)
-        if own is None or own.form is None or not (is_score_matrix(traces, frame, x) and any(map(is_table, own.form.steps))):
-            return False
-    return trace.form is not None
+    return rows == columns > 1
 
 
 def is_sum_of_scores(traces: Traces, trace: Trace, x: Tensor, product: LabelledProduct | None) -> bool:
@@ -304,7 +253,7 @@ def shares_values(traces: Traces, frames: list[ModuleFrame], trace: Trace, weigh
     product, are_windows = label_entries(weights, values), reads_windows(frames, weights, values, trace.extent)
     is_read = are_windows or is_shared(weights, values, trace.extent) or reads_other_tokens(frames, weights, values)
     is_pooled = not is_read and pools_tokens(traces, frames, trace, weights, values, product)
-    if not (is_read or is_pooled) or is_chosen(frames, weights, values, is_pooled):
+    if not (is_read or is_pooled) or is_routed(frames, weights, values):
         return False
     return are_windows or not mixes_layers(traces, frames, trace, weights, values, product)
 
@@ -326,3 +275,41 @@ def sums_tokens(traces: Traces, frames: list[ModuleFrame], trace: Trace) -> bool
         if is_last is not None and summed is not None and kept is not None:
             found.add((summed > kept) == is_last)
     return (True in found) if found else None
+
+
+def sums_features(frames: list[ModuleFrame], product: LabelledProduct, x: Tensor) -> bool:
+    """Return whether a product sums its operand x over features that a layer has made, as of keys, and not over tokens."""
+    projection = find_projection(frames, x)
+    is_last = None if projection is None else has_features_last(projection)
+    if projection is None or is_last is None:
+        return False
+    own = [*zip(product.labels[product.find_place(x)], projection.strides, x.shape, strict=True)]
+    summed = [stride for label, stride, size in own if label not in product.result and size > 1]
+    kept = [stride for label, stride, size in own if label in product.list_rows(product.find_place(x)) and size > 1]
+    return bool(summed and kept) and ((max(summed) < min(kept)) if is_last else (min(summed) > max(kept)))
+
+
+def find_stride(table: AxisTable, strides: Sequence[int], dims: Dims, axes: set[int]) -> int | None:
+    """Return the least stride of the dimensions of a tensor with some axes; None if it has none of them."""
+    own = zip(strides, table.expand_dims(dims), strict=True)
+    return min((stride for stride, one in own if axes & set(one)), default=None)
+
+
+def mixes_within_tokens(frames: list[ModuleFrame], product: LabelledProduct, labels: Labels) -> bool:
+    """Return whether the rows with these labels are parts of each token, as the streams of hyper-connections.
+
+    So it is where a product has a matrix for each token of an input, ids (b, t) or (b, t, c), and no input has as many rows, or
+    for each of the tokens of an argument (b s, t, c), whose s streams it sums.
+    """
+    batch = [label for label in product.result if all(label in one for one in product.labels)]
+    count, rows = (math.prod(map(product.get_size, one)) for one in (batch, labels))
+    inputs = (x for frame in frames for x in frame.input_tensors)
+    shapes = [x.shape for x in inputs if x.dim() == 3 or (x.dim() == 2 and not x.is_floating_point())]
+    summed = {label for one in product.labels for label in one if label not in product.result}
+    streams = math.prod(map(product.get_size, summed))
+    if any(rows not in shape[1:] and count * streams == shape[0] * shape[1] for shape in shapes) and streams > 1:
+        own = [(x, one) for x, one in zip(product.operands, product.labels, strict=True) if summed <= {*one}]
+        if any(find_places_of_argument(frames[-1], x, [one.index(label) for label in summed]) == {0} for x, one in own):
+            return True
+    are_tokens = any(rows in (shape if rows > 1 else shape[1:]) for shape in shapes)  # a batch of 1 is no token
+    return not are_tokens and any(count == shape[0] * shape[1] for shape in shapes)

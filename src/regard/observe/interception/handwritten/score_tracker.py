@@ -1,6 +1,5 @@
 """The start of following: scores of pairs of tokens, and the weights that a softmax or another function makes of scores."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,7 +7,6 @@ from torch import Tensor
 
 from regard.observe.interception.function_roles import Role, strip_affixes
 from regard.observe.interception.handwritten.ancestors.ancestor_search import TensorRef
-from regard.observe.interception.handwritten.ancestors.picked_factors import find_factors
 from regard.observe.interception.handwritten.ancestors.query_axes import share_keys
 from regard.observe.interception.handwritten.ancestors.token_pairs import (
     Pair,
@@ -21,14 +19,13 @@ from regard.observe.interception.handwritten.ancestors.windows import is_row_for
 from regard.observe.interception.handwritten.products.entry_products import Factors
 from regard.observe.interception.handwritten.products.labelled_product import LabelledProduct
 from regard.observe.interception.handwritten.products.score_form import StepKind, start_form
-from regard.observe.interception.handwritten.products.traces import PickedKeys, Traced, TraceKind, Traces, join_roots
+from regard.observe.interception.handwritten.products.traces import Traced, TraceKind, Traces, join_roots
 from regard.observe.interception.handwritten.scores.entry_sources import add_sink
-from regard.observe.interception.handwritten.softmax.edge_softmax import scores_neighbors
 from regard.observe.interception.provenance import ModuleFrame, has_separate_sources
 
 NO_PRODUCT = "another function than a product"
 INHERITED = (  # by weights, from scores
-    *("dims", "form", "unmixed", "changes", "eps", "moved", "has_edits", "picked", "has_separate_sources"),
+    *("dims", "form", "unmixed", "changes", "eps", "moved", "has_edits", "has_separate_sources"),
 )
 
 
@@ -69,17 +66,12 @@ class ScoreTracker(Traces):
         frames: list[ModuleFrame],
         x: Tensor,
         y: Tensor,
-        label: Callable[[LabelledProduct], LabelledProduct | None] = lambda _: None,
     ) -> None:
-        """Follow y as scores if it is x, features of pairs of tokens, summed over the features.
-
-        label(product) is the product that y is of two tensors, if x is their product entry by entry.
-        """
+        """Follow y as scores if it is x, features of pairs of tokens, summed over the features."""
         over_last = y.shape == x.shape[:-1] or y.shape == (*x.shape[:-1], 1)
         pair = find_pair(frames[-1], x, over_last)
         if pair is not None:
-            product = find_factors(frames[-1], x)
-            self.start_scores(frames, y, pair, None if product is None else label(product))
+            self.start_scores(frames, y, pair)
         elif y.shape[-2:] == x.shape[-2:]:
             self.follow_copies(frames[-1], x, y)
 
@@ -116,30 +108,10 @@ class ScoreTracker(Traces):
             if not traced and x is not None and extent > 1:
                 is_by_channel = scores_channels(frame, x, y.shape, axis)
                 is_outer = y.dim() == 2 and is_broadcast_pair(frame, x, y.numel())  # a number for each token
-                pairs = pairs or is_by_channel or is_outer or scores_neighbors(frame, x, y.shape, axis)
+                pairs = pairs or is_by_channel or is_outer
             self.start(
                 y, kind, pairs, join_roots(scores), extent=extent, function=function, is_by_channel=is_by_channel, **properties
             )
-
-    def follow_choice(self, x: Tensor, result: Any, dim: Any) -> None:
-        """Follow scores x that a function put in an order of their values along a dimension, with the keys of each.
-
-        Weights of tokens that a softmax made of no pairs are those of the ones that were chosen.
-        """
-        before = self.find(x)
-        if before is None or before.dims is None or not isinstance(result, tuple) or len(result) != 2:
-            return
-        y, index = result
-        after, axis = self.find(y), dim % x.dim() if type(dim) is int else 0
-        if after is None or type(dim) is not int or x.dim() != y.dim():
-            return
-        places = self.table.add_axis(y.shape[axis])
-        dims = tuple(places if n == axis else axes for n, axes in enumerate(before.dims))
-        if before.kind is TraceKind.WEIGHTS and not before.pairs and before.keys == before.dims[axis]:
-            self.put(y, after._replace(dims=dims, keys=places, extent=y.shape[axis], changes=before.changes))
-        if before.kind is not TraceKind.SCORES or before.form is None:
-            return
-        self.put(y, after._replace(dims=dims, picked=PickedKeys(before.form, index, dims, before.dims[axis], places)))
 
 
 def scores_channels(frame: ModuleFrame, x: TensorRef, shape: torch.Size, axis: int) -> bool:
@@ -153,9 +125,3 @@ def scores_channels(frame: ModuleFrame, x: TensorRef, shape: torch.Size, axis: i
         return True
     rows = shape.numel() // max(shape[axis] * shape[-1], 1)
     return is_row_for_each_token([frame], rows) and is_sum_of_broadcast(frame, x, shape.numel())
-
-
-def find_dim(name: str, args: Any) -> Any:
-    """Return the dimension along which a function of this name orders entries, by default the last."""
-    place = 2 if strip_affixes(name) == "topk" else 1
-    return args[place] if len(args) > place else -1

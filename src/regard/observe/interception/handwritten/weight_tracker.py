@@ -17,10 +17,6 @@ from regard.observe.interception.handwritten.scores.added_scores import gates_en
 from regard.observe.interception.handwritten.scores.entry_sources import drop_repeats, restore_keys
 from regard.observe.interception.handwritten.scores.row_edits import keeps_numbers
 from regard.observe.interception.handwritten.scores.second_products import UsedWeights
-from regard.observe.interception.handwritten.softmax.edge_call import find_edge_sum
-from regard.observe.interception.handwritten.softmax.edge_softmax import sums_edges
-from regard.observe.interception.handwritten.softmax.key_blocks import KeyBlocks
-from regard.observe.interception.handwritten.softmax.key_sums import KeySums
 from regard.observe.interception.lookups import read_version
 from regard.observe.interception.provenance import FRESH, ModuleFrame
 
@@ -36,15 +32,11 @@ class WeightTracker(ScoreTracker):
     def __init__(self) -> None:
         super().__init__()
         self.used = UsedWeights()
-        self.blocks = KeyBlocks(self.table)
-        self.key_sums = KeySums()
 
     def clear(self) -> None:
         """Forget all followed tensors."""
         super().clear()
         self.used.clear()
-        self.blocks.clear()
-        self.key_sums.clear()
 
     def follow_weighting(
         self, frames: list[ModuleFrame], name: str, tensors: list[Tensor], x: Tensor, trace: Trace, y: Tensor
@@ -58,8 +50,6 @@ class WeightTracker(ScoreTracker):
         if y.numel() <= trace.size and not trace.is_by_channel:
             return False  # a factor without an axis beyond those of the weights is a mask
         values = [v for v in tensors if v is not x and is_value(self, frames[-1], v, trace)]
-        if not values and trace.form is None and not trace.extent:
-            values = [v for v in tensors if v is not x and sums_edges(frames[-1], weakref.ref(x), [weakref.ref(v)])]
         if y.numel() <= trace.size:  # one over the sums of exponentials, for each edge
             values = [v for v in values if id(weakref.ref(x)) not in find_ancestors(frames[-1:], v)]
         shared = not trace.pairs and any(shares_values(self, frames, trace, x, v) for v in values)
@@ -68,22 +58,7 @@ class WeightTracker(ScoreTracker):
             factors = (x, values[0]) if len(tensors) == 2 and is_broadcast else None  # else they may be a mask too
             writes = count_writes(factors) - any(y is one for one in factors or ())
             self.follow(y, trace._replace(kind=TraceKind.WEIGHTED, shared=shared, factors=factors, writes=writes), name)
-            if strip_affixes(name) == "addcmul":
-                self.key_sums.add(frames[-1], self.find, name, tensors, {}, y)
-            else:
-                self.key_sums.start(frames[-1], self.find, factors, y)
         return bool(values)
-
-    def start_block(self, x: Tensor, y: Tensor, name: str) -> HandwrittenCall | None:
-        """Return the call of exponentials x with a known formula that were multiplied with values to y, as of one key."""
-        trace, weighted = self.find(x), self.find(y)
-        if trace is None or trace.form is None or trace.extent or not trace.pairs:
-            return None
-        if weighted is None or weighted.factors is None or any(one is y for one in weighted.factors):
-            return None
-        product = label_entries(*weighted.factors)
-        steps = f"{trace.function} and {strip_affixes(name)}"
-        return HandwrittenCall(steps, trace, x, product, product.find_place(x), may_be_block=True)
 
     def follow_other(
         self,
@@ -150,13 +125,11 @@ class WeightTracker(ScoreTracker):
             along = trace.shared and (not trace.extent or x.numel() == trace.extent * y.numel())
             sums_keys = y.numel() < x.numel() or (trace.extent == 1 and trace.pairs)  # or the value of a single key
             if (trace.pairs or along) and (sums_keys or strip_affixes(name) not in ("sum", "mean")):
-                self.blocks.forget(x)
                 product = None if trace.factors is None else label_sum(label_entries(*trace.factors), name, args, kwargs)
                 call = self.complete_call(trace, x if trace.factors is None else trace.factors[0], product, "mul", name)
                 if trace.factors is not None and count_writes(trace.factors) != trace.writes:
                     return call._replace(product=None, unread=OVERWRITTEN)
-                edges = None if trace.factors is None else find_edge_sum(name, args, kwargs, trace.factors[1])
-                return call._replace(edges=edges)
+                return call
         if role is Role.ADD and several and trace.pairs:
             return self.complete_call(trace, x, None, "mul", name)
         for one in results:
@@ -171,7 +144,6 @@ class WeightTracker(ScoreTracker):
         trace_of_weights = None if trace.factors is None else self.find(x)
         trace = trace if trace_of_weights is None else trace_of_weights._replace(function=trace.function)
         self.drop(x)
-        self.key_sums.finish(x)
         if trace.kind is TraceKind.WEIGHTS:
             self.used.put(x, trace)
         x, trace, product = restore_keys(self.table, *drop_repeats(self.table, x, trace, product))

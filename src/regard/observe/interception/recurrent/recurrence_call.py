@@ -49,12 +49,8 @@ class RecurrenceCall:
     initial_state is (b, n), as that of RecurrenceFactors; None if it started from nothing. must_continue says that the call
     is no map of its own if no recorded call has left that state. read_softmaxes returns the softmaxes whose heads were mixed to
     the weights, none if these are not known; it may be called until the forward ends. is_reported says that the call is missed
-    if it cannot be read. row_scale (b, h, q) is what a layer multiplied its output by after the product with the values.
-    unchanged is the call before an intervention changed it. result is the tensor that the model goes on with, with its graph.
-    unchangeable says why interventions cannot change it, or a part of it; keeps_divisor, that its rows are divided by what may
-    depend on its weights, and that changed ones are too; keeps_scale, that changed outputs are multiplied as unchanged ones.
-    sums (b, h, q) are those of its weights before and after interventions changed them; follows_sums says that its rows are
-    divided by the latter.
+    if it cannot be read. result is the tensor that the model goes on with, with its graph.
+    unchangeable says why interventions cannot change it, or a part of it.
     """
 
     kernel: str
@@ -63,19 +59,8 @@ class RecurrenceCall:
     must_continue: bool = True
     read_softmaxes: Callable[[], list[AttentionCall]] = list
     is_reported: bool = True
-    row_scale: Tensor | None = None
-    unchanged: "RecurrenceCall | None" = None
     result: Tensor | None = None
     unchangeable: str = ""
-    keeps_divisor: bool = False
-    keeps_scale: bool = False
-    sums: tuple[Tensor, Tensor] | None = None
-    follows_sums: bool = False
-
-    @property
-    def has_equal_row_scale(self) -> bool:
-        """Whether a layer multiplied all rows of the output of a head by one number."""
-        return not self.keeps_scale and (self.row_scale is None or bool((self.row_scale == self.row_scale[:, :, :1]).all()))
 
 
 def build_read_call(kernel: str, factors: RecurrenceFactors) -> RecurrenceCall:

@@ -180,6 +180,6 @@ def build_call_form(
 
 def find_followed(number: int, is_used: bool, trace: Trace, tensors: Sequence[Tensor | None]) -> FollowedTensor | None:
     """Return a followed tensor of a layer; None if its trace has other tensors than those of its form, or others than these."""
-    others = (trace.unmixed, trace.undropped, trace.factors, trace.moved, trace.activated, trace.picked, *trace.parts)
+    others = (trace.unmixed, trace.undropped, trace.factors, trace.moved, trace.activated, *trace.parts)
     views = None if any(one is not None for one in others) else find_form(trace.form, tensors)
     return None if views is None else FollowedTensor(number, is_used, trace, views)

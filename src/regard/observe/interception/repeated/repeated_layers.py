@@ -186,18 +186,9 @@ class RepeatedLayers:
 
     def has_open_state(self) -> bool:
         """Return whether anything but scores and weights is followed."""
-        tracker, sums = self.mode.tracker, self.mode.tracker.gated_sums
-        linear, loops, undivided = tracker.linear, self.mode.loops, self.mode.undivided
-        by_tensor = (  # whose length is computed in Python
-            *(tracker.edges.weighted, tracker.entry_products.products, tracker.tables.products, linear.contexts),
-            *(sums.weighted, undivided.contexts, tracker.summaries, tracker.key_sums.sums, linear.chunks.sums),
-            self.mode.opaque_weights,
-        )
-        followed = (
-            *(tracker.used.sums.traces, linear.found, sums.sums, undivided.notes, loops.log.loops, loops.traces),
-            *(tracker.blocks.rows, tracker.merged_blocks.sums, tracker.key_sums.unfinished),
-        )
-        return any(followed) or any(one.data for one in by_tensor)
+        tracker, undivided = self.mode.tracker, self.mode.undivided
+        by_tensor = tracker.entry_products.products, undivided.contexts, self.mode.opaque_weights  # their length is slow
+        return bool(tracker.used.sums.traces or undivided.notes) or any(one.data for one in by_tensor)
 
 
 def describe_frames(frames: list[ModuleFrame]) -> Hashable:

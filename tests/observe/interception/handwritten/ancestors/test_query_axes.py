@@ -50,7 +50,7 @@ FORMS: list[Form] = [
     broadcast_keys_to_heads,
     broadcast_keys_to_tokens,
 ]
-ACTIVATIONS = {"softmax": lambda s: s.softmax(-1), "relu": torch.relu, "scaled": lambda s: s / S}
+ACTIVATIONS = {"softmax": lambda s: s.softmax(-1), "relu": torch.relu}
 
 
 class MultiQuery(nn.Module):

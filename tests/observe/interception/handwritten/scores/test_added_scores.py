@@ -43,8 +43,6 @@ class Exponentials(nn.Module):
 SCORES = ["of distances", "of a network", "of a number of each", "of near tokens"]
 DIVISIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "before": lambda e, v: (e / e.sum(-1, keepdim=True)) @ v,
-    "after": lambda e, v: (e @ v) / e.sum(-1, keepdim=True),
-    "after, by one over the sums": lambda e, v: (e @ v) * (1 / e.sum(-1, keepdim=True)),
 }
 
 
@@ -173,27 +171,23 @@ def test_other_exponentials_of_sums_are_no_attention(style):
 
 
 class Gates(nn.Module):
-    """A gate of each channel of a neighbor, divided by their sums or not. https://arxiv.org/abs/1711.07553"""
+    """A gate of each channel of a neighbor. https://arxiv.org/abs/1711.07553"""
 
-    def __init__(self, is_divided: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.query, self.key, self.value, self.is_divided = nn.Linear(C, D), nn.Linear(C, D), nn.Linear(C, D), is_divided
+        self.query, self.key, self.value = nn.Linear(C, D), nn.Linear(C, D), nn.Linear(C, D)
 
     def weigh(self, x: Tensor) -> Tensor:
         return torch.sigmoid(self.query(x)[:, :, None] + self.key(x)[:, None])
 
     def forward(self, x: Tensor) -> Tensor:
-        gates = self.weigh(x)
-        total = (gates * self.value(x)[:, None]).sum(2)
-        return total / (gates.sum(2) + 1e-300) if self.is_divided else total
+        return (self.weigh(x) * self.value(x)[:, None]).sum(2)
 
 
-@pytest.mark.parametrize("is_divided", [False, True])
-def test_gates_of_each_channel_of_a_pair_are_weights(is_divided):
-    part, x = Gates(is_divided), torch.randn(B, T, C)
+def test_gates_of_each_channel_of_a_pair_are_weights():
+    part, x = Gates(), torch.randn(B, T, C)
     recording, _ = record_and_compare(nn.Sequential(part), lambda m: m(x))
-    gates = part.weigh(x).permute(0, 3, 1, 2)
-    expected = gates / gates.sum(-1, keepdim=True) if is_divided else gates
+    expected = part.weigh(x).permute(0, 3, 1, 2)
     torch.testing.assert_close(recording.map(0, kind="implicit").dense(), expected, rtol=0, atol=EQUAL)
 
 

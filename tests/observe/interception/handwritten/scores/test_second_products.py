@@ -9,8 +9,7 @@ from torch.nn import functional
 
 import regard
 from observe.interception.handwritten.handwritten_attention import B, C, D, H, Own, T, scores
-from observe.recording_checks import assert_equal, record_and_compare
-from regard.observe.interception.handwritten.linear.lambda_layers import LAMBDAS
+from observe.recording_checks import record_and_compare
 from regard.observe.interception.handwritten.scores.score_formula import STORED
 from regard.observe.interception.handwritten.scores.second_products import MULTIPLIED
 
@@ -235,32 +234,3 @@ def test_weights_of_layers_that_are_joined_and_masked_are_no_products_with_value
     recording, _ = record_and_compare(Contacts(join), lambda model: model(torch.randn(B, T, C)))
     assert len(recording.calls) == 2
     assert not recording.notes
-
-
-class LambdaLayer(nn.Module):
-    """Keys that are a softmax over the tokens, whose sums of values queries read, and lambdas of positions. arXiv:2102.08602"""
-
-    def __init__(self, *, has_positions: bool) -> None:
-        super().__init__()
-        self.qkv, self.positions = nn.Linear(C, H * D + D + C), nn.Parameter(torch.randn(T, T, D)) if has_positions else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, self.v = self.qkv(x).split([H * D, D, C], -1)
-        self.q, self.k = q.unflatten(-1, (H, D)), k.softmax(1)
-        self.content = torch.einsum("bnhk,bkv->bnhv", self.q, self.k.mT @ self.v)
-        if self.positions is None:
-            return self.content.flatten(2)
-        lambdas = torch.einsum("nmk,bmv->bnkv", self.positions, self.v)
-        return (self.content + torch.einsum("bnhk,bnkv->bnhv", self.q, lambdas)).flatten(2)
-
-
-@pytest.mark.parametrize("has_positions", [True, False])
-def test_queries_of_lambda_layers_are_linear_attention_without_positions_which_is_noted(has_positions):
-    part = LambdaLayer(has_positions=has_positions)
-    recording, _ = record_and_compare(nn.Sequential(part, nn.Linear(H * C, C)), lambda m: m(torch.randn(B, T, C)))
-    assert [f"{name}: {LAMBDAS}" in recording.notes for name in recording.names] == [True]
-    (call,) = [one for one in recording.calls if not hasattr(one.map, "mechanism")]
-    assert call.map.shape == (B, 1, D, T)
-    found = recording.map(0, kind="implicit")
-    assert_equal(found.dense(), torch.einsum("bnhk,bmk->bhnm", part.q, part.k))
-    assert_equal(found.dense() @ part.v.unsqueeze(1), part.content.transpose(1, 2))

@@ -166,22 +166,6 @@ def test_the_distances_of_single_numbers_are_scores():
     torch.testing.assert_close(recording.map(0).dense()[0, 0], part.weights.mT, rtol=0, atol=EQUAL)
 
 
-class LinearAttention(nn.Module):
-    def __init__(self, softmax: Softmax) -> None:
-        super().__init__()
-        self.one, self.two, self.three, self.softmax = nn.Linear(C, D), nn.Linear(C, D), nn.Linear(C, C), softmax
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.softmax(self.one(x), -1) @ (self.two(x).mT @ self.three(x))
-
-
-@pytest.mark.parametrize("softmax", SOFTMAXES)
-def test_queries_may_be_such_a_softmax_over_features(softmax):
-    recording, output = record_and_compare(LinearAttention(softmax), lambda m: m(torch.randn(B, T, C)))
-    (call,) = recording.calls
-    torch.testing.assert_close((call.map.dense() @ call.map.values)[:, 0], output, rtol=0, atol=EQUAL)
-
-
 class Pooling(nn.Module):
     """A layer scores the tokens, and the softmax of the scores weighs them."""
 

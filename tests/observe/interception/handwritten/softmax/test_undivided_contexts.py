@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -182,34 +181,6 @@ def test_contexts_that_are_split_or_written_before_the_division_have_no_note(div
         recording, *_ = record_exponentials(divide)
     assert recording.calls
     assert not recording.notes
-
-
-def weigh_blocks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Shift each block of keys by its maximum, and weigh the contexts at the end, as memory-efficient attention does."""
-    parts = [scores(q, block) for block in k.split(2, -2)]
-    largest = [part.amax(-1, keepdim=True) for part in parts]
-    e = [(part - most).exp() for part, most in zip(parts, largest, strict=True)]
-    contexts = torch.stack([one @ block for one, block in zip(e, v.split(2, -2), strict=True)])
-    factors = (torch.stack(largest) - torch.stack(largest).amax(0)).exp()
-    return (contexts * factors).sum(0) / (torch.stack([total(one) for one in e]) * factors).sum(0)
-
-
-def add_padded_blocks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    e = [scores(q, block).exp() for block in k.split(2, -2)]
-    contexts = [F.pad(one @ block, (0, 0, 1, 0))[:, :, 1:] for one, block in zip(e, v.split(2, -2), strict=True)]
-    return torch.stack(contexts).sum(0) / torch.stack([total(one) for one in e]).sum(0)
-
-
-def test_blocks_of_keys_that_are_joined_before_the_division_are_one_call_without_a_note():
-    recording, _ = record_and_compare(nn.Sequential(Own(weigh_blocks)), lambda m: m(torch.randn(B, T, C)))
-    assert [call.map.shape[-1] for call in recording.calls] == [T]
-    assert not recording.notes
-
-
-def test_blocks_of_keys_that_are_not_followed_to_the_division_have_a_note():
-    recording, _ = record_and_compare(nn.Sequential(Own(add_padded_blocks)), lambda m: m(torch.randn(B, T, C)))
-    assert recording.notes[-1] == f"0: {DIVIDED}"
-    assert [call.map.shape[-1] for call in recording.calls if call.kind == "self"] == [2, 2, 1]
 
 
 def test_a_sum_with_more_after_the_values_has_a_note_of_its_own():

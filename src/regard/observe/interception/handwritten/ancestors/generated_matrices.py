@@ -7,8 +7,7 @@ from torch import Tensor
 
 from regard.observe.interception.function_roles import Role, infer_role
 from regard.observe.interception.handwritten.ancestors.ancestor_search import is_end, walk_back
-from regard.observe.interception.handwritten.ancestors.feature_maps import is_activation
-from regard.observe.interception.handwritten.ancestors.projections import Projection, has_features_last
+from regard.observe.interception.handwritten.ancestors.projections import Projection, has_features_last, is_activation
 from regard.observe.interception.handwritten.ancestors.row_provenance import RowSearch
 from regard.observe.interception.handwritten.ancestors.token_pairs import find_token_inputs
 from regard.observe.interception.handwritten.products.labelled_product import LabelledProduct

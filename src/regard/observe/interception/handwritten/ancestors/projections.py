@@ -18,7 +18,6 @@ from regard.observe.interception.handwritten.ancestors.ancestor_search import (
     is_end,
     is_norm,
 )
-from regard.observe.interception.handwritten.ancestors.feature_maps import is_activation
 from regard.observe.interception.handwritten.ancestors.memory_order import find_strides_before
 from regard.observe.interception.provenance import TOKEN, ModuleFrame, Operation, TensorOrRef
 
@@ -77,3 +76,8 @@ def has_features_last(projection: Projection) -> bool | None:
     operands = maker.given[:2] if strip_affixes(maker.name) == "linear" else maker.given[-2:]
     are_tokens = [frame.find_contents(one) == TOKEN for one in operands]
     return are_tokens[0] if sum(are_tokens) == 1 else None
+
+
+def is_activation(maker: Operation) -> bool:
+    """Return whether an operation is a module that computes a nonlinear function of each entry."""
+    return maker.child is not None and bool(maker.name)

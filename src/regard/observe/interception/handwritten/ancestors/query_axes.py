@@ -1,7 +1,5 @@
 """Which axes of queries are tokens and which are heads that share keys, by the rows of what a layer has projected."""
 
-import math
-
 from torch import Tensor
 
 from regard.observe.interception.handwritten.ancestors.row_provenance import RowAxes, RowSearch
@@ -60,18 +58,6 @@ def find_row_axes(
     and heads, rows of an argument of the model are known too.
     """
     return RowSearch(table, tokens, others).find(frames, q, dims) if q.numel() else None
-
-
-def are_all_rows(frames: list[ModuleFrame], table: AxisTable, x: Tensor, dims: Dims, axes: set[int]) -> bool:
-    """Return whether axes of x are a dimension of the rows that a layer made of all rows of an argument of the module."""
-    before = len(table.parts)
-    found = RowSearch(table).search(frames, x, dims) if x.numel() else None
-    while len(table.parts) > before:
-        table.parts.popitem()
-    if found is None or axes not in found.groups:
-        return False
-    sizes = [math.prod(table.get_sizes([*group])) for group in found.groups]
-    return any([*given.shape[:-1]] == sizes for given in frames[-1].input_tensors)
 
 
 def are_scored_rows(frames: list[ModuleFrame], table: AxisTable, weights: Tensor, dims: Dims, keys: Axes) -> bool:

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from regard.observe.interception.function_roles import Role, infer_role, strip_affixes
 from regard.observe.interception.handwritten.ancestors.ancestor_search import MAX_STEPS, Sized, TensorRef, is_end, walk_back
-from regard.observe.interception.handwritten.ancestors.feature_maps import MAX_JOINS
 from regard.observe.interception.handwritten.ancestors.layouts import is_layout
 from regard.observe.interception.handwritten.ancestors.projections import Projection, has_features_last
 from regard.observe.interception.handwritten.products.score_form import PERMUTES, SAME, VIEWS
@@ -15,6 +14,7 @@ from regard.observe.interception.lookups import MASKS, Lookup
 from regard.observe.interception.provenance import JOINS, TOKEN, ModuleFrame, Operation
 
 CONVOLUTION, SAMPLING = "dynamic convolution", "deformable attention"
+MAX_JOINS = 3  # within each other
 WINDOWS = {  # functions whose results may have a token several times, and what weighs these
     "unfold": CONVOLUTION,
     "as_strided": CONVOLUTION,

@@ -8,17 +8,15 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from regard.observe.interception.function_roles import strip_affixes
 from regard.observe.interception.handwritten.products.labelled_product import LabelledProduct, Labels, label_entries
 from regard.observe.interception.handwritten.products.score_form import PRODUCTS, QUOTIENTS
-from regard.observe.interception.handwritten.products.traces import Traced
 from regard.observe.interception.provenance import is_in_place
 
 Factors = list[tuple[Tensor, Labels]]  # that broadcast to a product, with the labels of their dimensions
 
 
 class EntryProduct(NamedTuple):
-    """Two tensors that were multiplied entry by entry, those of them that were followed, and factors of their product."""
+    """Two tensors that were multiplied entry by entry, and factors of their product."""
 
     product: LabelledProduct
-    traced: list[Traced]
     factors: Factors
 
     def multiply(self, by: Tensor | float) -> "EntryProduct | None":
@@ -53,12 +51,12 @@ class EntryProducts:
 
     def put(self, y: Tensor, product: LabelledProduct) -> None:
         """Store the product that y is."""
-        self.products[y] = [EntryProduct(product, [], [])]
+        self.products[y] = [EntryProduct(product, [])]
 
-    def add(self, name: str, args: Any, traced: list[Traced], y: Tensor) -> None:
+    def add(self, name: str, args: Any, y: Tensor) -> None:
         """Store what an entrywise function multiplied to y: its arguments, and the products that these are, times a factor.
 
-        A tensor that was written into has lost its numbers: it is an operand only if it is followed, so that they are known.
+        A tensor that was written into has lost its numbers, and is no operand.
         """
         core = strip_affixes(name)
         if core not in PRODUCTS | QUOTIENTS or len(args) != 2:
@@ -69,12 +67,9 @@ class EntryProducts:
             if before:
                 by = by.detach().to(y.dtype) if isinstance(by, Tensor) else by
                 found += [one.multiply(by if core in PRODUCTS else 1 / by) for one in before]
-        is_lost = is_in_place(name) and not any(args[0] is x for x, _ in traced)
-        if core in PRODUCTS and all(isinstance(x, Tensor) for x in args) and not is_lost:
-            if traced:
-                found.insert(0, EntryProduct(label_entries(*args), traced, []))
-            elif is_outer_product(args, y):
-                found.append(EntryProduct(label_entries(*args), traced, []))
+        are_tensors = core in PRODUCTS and all(isinstance(x, Tensor) for x in args)
+        if are_tensors and not is_in_place(name) and is_outer_product(args, y):
+            found.append(EntryProduct(label_entries(*args), []))
         if found or self.find(y):
             self.products[y] = [one for one in found if one is not None]
 

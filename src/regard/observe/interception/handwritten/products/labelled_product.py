@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from regard.observe.interception.function_roles import strip_affixes
-from regard.observe.interception.handwritten.products.contraction import find_operands
 from regard.observe.interception.handwritten.products.tensor_axes import AxisTable, Dims
 
 Labels = list[Hashable]
@@ -29,10 +28,6 @@ class LabelledProduct(NamedTuple):
         operands = zip(self.operands, self.labels, strict=True)
         return max(x.shape[labels.index(label)] for x, labels in operands if label in labels)
 
-    def count_results(self) -> int:
-        """Return the number of entries of the result."""
-        return math.prod(map(self.get_size, self.result))
-
     def sums_several(self) -> bool:
         """Return whether each entry of the result is a sum of several products."""
         labels = [label for one in self.labels for label in one if label not in self.result]
@@ -50,10 +45,6 @@ class LabelledProduct(NamedTuple):
     def list_rows(self, place: int) -> Labels:
         """Return the labels of the result that only the operand at a place has."""
         return [label for label in self.labels[place] if label in self.result and label not in self.labels[1 - place]]
-
-    def list_summed_dims(self, x: Tensor) -> list[int]:
-        """Return the dimensions of an operand that are summed."""
-        return [n for n, label in enumerate(self.labels[self.find_place(x)]) if label not in self.result]
 
     def build_dims(self, table: AxisTable, known: dict[int, Dims]) -> tuple[Dims, Dims, Dims]:
         """Return the axes of both operands and of the result; `known` are those of an operand by its place.
@@ -161,26 +152,6 @@ def label_terms(equation: str, operands: Sequence[Tensor]) -> tuple[list[Labels]
     return labels, result
 
 
-def separate_factors(
-    name: str, args: Any, kwargs: Any, x: Tensor
-) -> tuple[LabelledProduct | None, list[tuple[Tensor, Labels]]]:
-    """Return the product of x with the operand that it is summed with, and the other factors of an einsum with their labels.
-
-    None if there is no such operand, or if an einsum sums over an axis of a factor too.
-    """
-    operands = find_operands(name, args, kwargs)
-    if len(operands) < 3 or strip_affixes(name) != "einsum" or not isinstance(args[0], str):
-        return label_product(name, operands, args, kwargs), []
-    labels, result = label_terms(args[0], operands)
-    own = next((one for one, y in zip(labels, operands, strict=False) if y is x), [])
-    pairs = [(y, one) for y, one in zip(operands, labels, strict=False) if y is not x]
-    summed = [one for one in pairs if not set(own) & set(one[1]) <= set(result)]
-    factors = [one for one in pairs if set(one[1]) <= set(result)]
-    if len(summed) != 1 or len(factors) < len(pairs) - 1 or not set(result) <= {*own, *summed[0][1]}:
-        return None, []
-    return LabelledProduct((x, summed[0][0]), (own, summed[0][1]), result), factors
-
-
 def separate_entry_factors(args: Any) -> tuple[Tensor, Tensor, list[int], list[int]] | None:
     """Return the operands of an einsum that sums over nothing, first the one with the result's layout; None for another einsum.
 
@@ -193,12 +164,6 @@ def separate_entry_factors(args: Any) -> tuple[Tensor, Tensor, list[int], list[i
         if one == result and set(labels[1 - place]) <= set(result):
             return args[1 + place], args[2 - place], *find_layout(args[2 - place], labels[1 - place], result)
     return None
-
-
-def align_labels(x: Tensor, labels: Labels, result: Labels) -> Tensor:
-    """Return a tensor with the dimensions of a result, of size 1 where it has none with that label."""
-    order, shape = find_layout(x, labels, result)
-    return x.permute(order).reshape(shape)
 
 
 def find_layout(x: Tensor, labels: Labels, result: Labels) -> tuple[list[int], list[int]]:

@@ -44,7 +44,6 @@ class StepKind(Enum):
     ADD = auto()
     FILL = auto()  # writes a number where a table is True
     TANH = auto()
-    CUMSUM = auto()  # a running sum along an axis, which scores of a softmax do not have
     SINK = auto()  # one more term of the softmax's sum, which is no key
 
 
@@ -56,7 +55,6 @@ class ScoreStep(NamedTuple):
     dims: Dims = ()
     amount: float = 1.0
     source: "ScoreForm | None" = None  # the form of what is added, which is no product of queries and keys
-    is_own: bool = False  # whether what is added was made of the scores themselves, as their maximum
 
 
 class DistanceIndex(NamedTuple):
@@ -79,21 +77,6 @@ class ScoreForm(NamedTuple):
     steps: tuple[ScoreStep, ...] = ()
     shared: Axes = ()  # axes of one operand along which the other is shared: heads, of which all have the same keys
     distances: DistanceIndex | None = None  # if the scores are products with a table, of which the distance picked some
-
-    @property
-    def has_running_sum(self) -> bool:
-        """Whether one of its steps is a running sum."""
-        return any(step.kind is StepKind.CUMSUM for step in self.steps)
-
-    def mark_own(self) -> "ScoreForm":
-        """Return the form with its last step, if that adds a tensor, known to be made of the scores themselves."""
-        last = self.steps[-1]
-        is_shift = last.kind is StepKind.ADD and isinstance(last.operand, Tensor) and last.source is None
-        return self._replace(steps=(*self.steps[:-1], last._replace(is_own=True))) if is_shift else self
-
-    def drop_own(self) -> "ScoreForm":
-        """Return the form without what its steps add that was made of the scores themselves."""
-        return self._replace(steps=tuple(step for step in self.steps if not step.is_own))
 
     def drop_sources(self) -> "ScoreForm":
         """Return the form with what its steps add as it is, not as the products that it was made of."""
@@ -191,9 +174,6 @@ def extend_form(
         return form.add_step(StepKind.TANH)
     if core in BASES:  # the weights are those of a softmax of scores times the logarithm of the base
         return form if core == "exp" else form.add_step(StepKind.MULTIPLY, math.log(BASES[core]))
-    if core == "cumsum":
-        axis = kwargs.get("dim", args[1] if len(args) > 1 else None)
-        return form.add_step(StepKind.CUMSUM, None, (dims[axis],)) if type(axis) is int else None
     if core == "neg":
         return form.add_step(StepKind.MULTIPLY, -1.0)
     if core in ("tril", "triu") and x.dim() > 1:

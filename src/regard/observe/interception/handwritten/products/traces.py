@@ -41,16 +41,6 @@ class ActivatedScores(NamedTuple):
     functions: tuple[str, ...]
 
 
-class PickedKeys(NamedTuple):
-    """The keys that each query picked by their scores: the formula of these, and the indices among the keys with their axes."""
-
-    form: ScoreForm
-    indices: Tensor
-    dims: Dims
-    keys: Axes  # those that were picked from
-    places: Axes  # of the picked keys in their new order
-
-
 class Trace(NamedTuple):
     """The properties of a followed tensor."""
 
@@ -75,10 +65,8 @@ class Trace(NamedTuple):
     has_edits: bool = False  # whether a function that the formula leaves out may have changed single rows
     changes: tuple[str, ...] = ()  # functions after which the axes or the formula were not known
     activated: ActivatedScores | None = None  # the scores of weights that are no softmax
-    picked: PickedKeys | None = None  # the keys that its entries belong to, if queries picked them
     parts: "tuple[Trace, ...]" = ()  # the softmaxes whose heads were mixed, or that were added up
     has_separate_sources: bool | None = None  # whether queries and keys were made from different tensors, if that was observed
-    has_copied_keys: bool = False  # whether they are products of keys that were repeated, summed over tokens
     is_by_channel: bool = False  # whether there may be a weight for each channel of the values
     version: int = 0  # of the tensor's numbers
 
@@ -148,7 +136,7 @@ class Traces:
         self.put(x, trace)
         if name and is_in_place(name) and x._base is not None:
             changes = (*trace.changes, name)
-            unknown = trace._replace(dims=None, form=None, relative=None, moved=None, activated=None, picked=None, parts=())
+            unknown = trace._replace(dims=None, form=None, relative=None, moved=None, activated=None, parts=())
             self.put(x._base, unknown._replace(changes=changes))
 
     def put(self, x: Tensor, trace: Trace) -> None:

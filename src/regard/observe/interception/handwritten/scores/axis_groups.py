@@ -13,7 +13,6 @@ from regard.observe.interception.handwritten.products.head_guesses import (
     describe_guess,
     find_joined_heads,
     split_grouped_heads,
-    split_heads,
 )
 from regard.observe.interception.handwritten.products.labelled_product import LabelledProduct
 from regard.observe.interception.handwritten.products.score_form import CHOOSES_BY_VALUE, ScoreForm
@@ -170,12 +169,6 @@ def join_queries_to_heads(table: AxisTable, batch: list[Axes], queries: Axes, ot
         return None
     heads = () if place is None else batch[place]
     return tuple(axis for n, axes in enumerate(batch) if n != place for axis in axes), (*heads, *queries)
-
-
-def split_batch(table: AxisTable, given: list[Axes], x: Tensor, dims: Dims, tokens: set[int]) -> tuple[Axes, Axes]:
-    """Return the axes of batch and of heads among those of a tensor x that are neither tokens nor features."""
-    found = split_projected(table, given, (), (), set(), [(x, dims)]) or split_as_made(table, given, x, dims)
-    return found or split_heads(table, given, tokens, find_head_counts())
 
 
 def split_folded_heads(table: AxisTable, given: list[Axes], folded: FoldedHeads) -> tuple[Axes, Axes]:

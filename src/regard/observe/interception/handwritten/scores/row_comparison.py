@@ -21,7 +21,6 @@ from regard.observe.interception.handwritten.products.traces import Trace
 from regard.observe.interception.handwritten.scores.score_parts import UNDERFLOW, bound_products
 
 SAMPLED_ROWS = 4  # of each matrix
-OUTPUT_ROUNDINGS = 16  # of an output, relative to the sum of the sizes of its terms
 MOST_COMPILED = 2**18  # products of rows and keys that are compared by a compiled loop; for more, torch is as fast
 
 

@@ -148,8 +148,6 @@ def apply_step(parts: ScoreParts, step: ScoreStep, table: AxisTable, groups: Gro
         x = table.arrange(x, step.dims, groups.matrix)
     if step.kind is StepKind.SINK and isinstance(x, Tensor):
         parts.sinks = x
-    elif step.kind is StepKind.CUMSUM:
-        raise UnreadableError("its scores are made by cumsum")
     elif step.kind is StepKind.TANH:
         if parts.softcap or parts.biases or parts.hidden or parts.more or parts.terms:
             raise UnreadableError("its tanh is not of the scores alone")

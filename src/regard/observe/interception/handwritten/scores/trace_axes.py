@@ -47,8 +47,6 @@ def follow_axes(
             None if one is None else extend_form(table, one, name, args, kwargs, x, dims, other)
             for one in (trace.form, trace.relative)
         )
-        if form is not None and others and form.steps:
-            form = form.mark_own()
         has_edits = trace.has_edits or may_edit_scores(name, args, kwargs, x, y)
         is_softmax = trace.extent > 0 and strip_affixes(name) in BASES  # of logarithms
         changes = trace.changes if form is not None or is_softmax else changes

@@ -1,1 +1,1 @@
-"""Softmaxes in other forms: divided exponentials, edges of graphs, blocks of keys, pairs in a loop, picked keys."""
+"""Softmaxes in other forms: exponentials that are divided by their sums, before the product with the values or after it."""

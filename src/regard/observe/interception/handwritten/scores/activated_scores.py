@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from regard.map.plane import BLOCK_NUMBERS
-from regard.map.scored_matrix import IDENTITY, SOFTMAX, ScoredMatrix, activate_scores
+from regard.map.scored_matrix import SOFTMAX, ScoredMatrix, activate_scores
 from regard.mechanism.heads import share
 from regard.mechanism.masks import Causal, Given
 from regard.mechanism.request import autocast_tensor, is_autocast_on
@@ -27,7 +27,6 @@ ACTIVATION_NAMES: dict[tuple[str, ...], str] = {  # by the functions of torch an
     **{(one,): "square" for one in ("square", "pow")},
     **{(one,): "silu" for one in ("silu", "SiLU")},
     **{(one,): "gelu" for one in ("gelu", "GELU")},
-    (IDENTITY,): IDENTITY,
 }
 QUADRATIC = ("squared relu", "square")
 

@@ -1,1 +1,0 @@
-"""Attention without a softmax: linear attention in any order and in chunks, decayed and activated scores."""
