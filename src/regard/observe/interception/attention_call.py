@@ -1,6 +1,5 @@
 """One intercepted attention call, in regard's terms."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
@@ -9,9 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.map.attention_map import AttentionMap
-from regard.map.hiding_bias import find_hiding_bias
 from regard.mechanism.mask_algebra import EVERYTHING, Mask, Offset
-from regard.mechanism.masks import Given
 
 
 @dataclass(eq=False, kw_only=True)
@@ -76,19 +73,6 @@ class AttentionCall(CallArguments):
         new = object.__new__(AttentionCall)
         vars(new).update(vars(self), q=q, k=k, v=v)
         return new
-
-
-def hide_by_bias(call: AttentionCall) -> Mask:
-    """Return a mask of the keys that finite numbers of a call's bias hide, such as -1e9, of each query that sees others.
-
-    Where those others are hidden too, the softmax would spread its weights over the keys of such numbers.
-    """
-    request = call.build_map(call.k, mask=EVERYTHING).planes.request
-    hiding = find_hiding_bias(request)
-    if request.bias is None or hiding == -math.inf:
-        return EVERYTHING
-    hidden = request.bias <= hiding
-    return ~Given(hidden & ~hidden.all(-1, keepdim=True))
 
 
 def build_plain_call(x: Tensor, v: Tensor, **known: Any) -> AttentionCall:

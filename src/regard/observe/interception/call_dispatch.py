@@ -50,8 +50,6 @@ def dispatch_call(
             )
             if STATE.mode is not None and STATE.mode.positions.stored:
                 STATE.mode.follow_positions(STATE.mode.positions.follow_call, call, adapter, result)
-            if STATE.frames and adapter.context is not None and adapter.postpone is None:
-                STATE.frames[-1].add_context(call, adapter.context, result)
             return result
         call, adapter = change_recurrence(call, adapter)
         result = adapter.run()
@@ -139,13 +137,6 @@ def report_missed(kernel: str, reason: str, watchers: Iterable[Watcher] | None =
     STATE.effects += 1
     for watcher, name in list_owners(watchers, module):
         watcher.report_missed(MissedCall(kernel, name, reason))
-
-
-def report_unread_part(reason: str, watchers: list[Watcher]) -> None:
-    """Report to watchers of a running module what its calls do not hold."""
-    STATE.effects += 1
-    for watcher, name in list_owners(watchers):
-        watcher.handle_unread_part(reason, name)
 
 
 def report_unchangeable(kernel: str, reason: str) -> None:
