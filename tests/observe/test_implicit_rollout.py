@@ -81,6 +81,23 @@ def test_layers_of_both_kinds_in_one_block_are_refused(name):
     close(rollout(recording, kind="self"), multiply_layers(recording, softmax))
 
 
+class Both(nn.Module):
+    """A softmax and a relu beside each other."""
+
+    def forward(self, x):
+        scores = (x @ x.mT).masked_fill(torch.ones(T, T, dtype=torch.bool).triu(1), -torch.inf)
+        return scores.softmax(-1) @ x + (scores.relu() / T) @ x
+
+
+def test_layers_of_both_kinds_in_one_module_are_refused():
+    model = nn.Sequential(Both())
+    with torch.no_grad(), regard.record(model) as recording:
+        model(torch.randn(2, T, 7).double())
+    assert recording.layers() == recording.layers("implicit") == ["0"]
+    with pytest.raises(ConfigError, match=r"are in one block.*pass kind='self'"):
+        rollout(recording)
+
+
 class Cross(nn.Module):
     """Attention of activated scores of one text to another of the same length."""
 

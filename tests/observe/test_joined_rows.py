@@ -107,3 +107,9 @@ def test_calls_on_parts_of_the_values_with_the_same_weights_have_one_map_and_all
         torch.testing.assert_close(one.values(0), value, rtol=0, atol=1e-12)
     regard.page(recording, tmp_path / "page.html")
     assert {row.layer for row in regard.heads(recording)} == {0, 1}
+    with record(model, keep="values") as recording:
+        number = model(ids).last_hidden_state[0, -1, 3]
+    pulls = recording.attribute(number)
+    gradients, _ = pulls.gradients_and_contexts(1)
+    expected = torch.einsum("bhqe,bhke->bhqk", gradients, recording.values(1).repeat_interleave(2, 1))
+    torch.testing.assert_close(pulls.map(1).dense(), recording.map(1).dense() * expected, rtol=0, atol=1e-10)

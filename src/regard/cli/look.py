@@ -146,11 +146,7 @@ def describe_kind(recording: Recording, kind: str) -> str:
     other_kind = next((one for one in KINDS if one != kind and recording.layers(one)), None)
     sentences = ["This is cross attention, of one text to another."] if kind == "cross" else []
     sentences += [f"There is {other_kind} attention too: --attention {other_kind}."] if other_kind and kind in KINDS else []
-    softmaxes = {name for one in KINDS for name, _ in recording.last.list_all_visits(one)}
-    signed = [name for name, _ in recording.last.list_all_visits(IMPLICIT)] if kind != IMPLICIT else []
-    if softmaxes.intersection(signed):
-        sentences.append("Differences of softmaxes have signed maps: --attention implicit.")
-    implicit = sum(name not in softmaxes for name in signed)
+    implicit = len(recording.last.list_all_visits(IMPLICIT)) if kind != IMPLICIT else 0
     if implicit:
         layers = "One layer has" if implicit == 1 else f"{implicit} layers have"
         sentences.append(f"{layers} no softmax: --attention implicit.")

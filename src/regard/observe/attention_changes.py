@@ -12,11 +12,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from regard.errors import ConfigError, OutOfRangeError
+from regard.map.hiding_bias import find_hiding_bias
 from regard.mechanism import attend, attention
 from regard.mechanism.additive import additive_attention
 from regard.mechanism.arguments import check_choice, check_instance, check_integer, check_number, check_sequence, describe_value
+from regard.mechanism.mask_algebra import EVERYTHING, Mask
 from regard.mechanism.masks import Given
-from regard.observe.interception.attention_call import AttentionCall, hide_by_bias
+from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.recorded_runs.run import IMPLICIT, KINDS, Run
 from regard.observe.recorded_runs.token_positions import Places, locate_tokens, mark_positions
 from regard.observe.recording import Recording
@@ -268,6 +270,19 @@ def compute_recorded_context(run: Run, name: str, number: int, kind: str, visit:
     if values is None:
         raise ConfigError(f"the values of {name} were not kept. {RECORD_VALUES}")
     return run.map(layer, kind=kind) @ values
+
+
+def hide_by_bias(call: AttentionCall) -> Mask:
+    """Return a mask of the keys that finite numbers of a call's bias hide, such as -1e9, of each query that sees others.
+
+    Where those others are hidden too, the softmax would spread its weights over the keys of such numbers.
+    """
+    request = call.build_map(call.k, mask=EVERYTHING).planes.request
+    hiding = find_hiding_bias(request)
+    if request.bias is None or hiding == -math.inf:
+        return EVERYTHING
+    hidden = request.bias <= hiding
+    return ~Given(hidden & ~hidden.all(-1, keepdim=True))
 
 
 def compute_context(call: AttentionCall) -> Tensor:

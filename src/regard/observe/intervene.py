@@ -200,9 +200,9 @@ class Intervention:
         if not meant and is_handwritten and any(change.kind != IMPLICIT for change in self.requested_changes):
             reason = f"its weights are no softmax over the keys ({call.kernel}), and stay unchanged: {OTHER_KIND}"
             self.missed.setdefault(name, reason)
-        elif meant and (call.unchangeable or name not in self.changed_modules):
+        elif meant and name not in self.changed_modules:
             known = KNOWN_LATE if is_handwritten else RECURRENCE
-            self.missed.setdefault(name, call.unchangeable or known.format(call.kernel))
+            self.missed.setdefault(name, known.format(call.kernel))
 
     def handle_token_mixer(self, module: nn.Module, reason: str) -> None:
         """Do nothing when a module that mixes tokens ran."""

@@ -38,8 +38,9 @@ def record(
     to=FOLDER writes what is kept to the folder as it is recorded and memory-maps it. The output, gradients and random numbers
     of the model do not change. A Hugging Face model called with output_attentions=True returns maps. Calls that could not be
     recorded are listed in recording.missed, and a warning is issued once.
-    Raises ConfigError for a model compiled by torch.compile or torch.jit, and for wrong arguments. A model that is compiled in
-    the context, or whose attn_implementation is "regard" (regard.register_attention), is recorded while compiled.
+    Raises ConfigError for a model compiled by torch.compile or torch.jit, and for wrong arguments. While compiled, models with
+    attn_implementation="regard" (regard.register_attention) are recorded, and F.scaled_dot_product_attention in those that are
+    compiled in the context.
     """
     recorder = Recorder(model, layers=layers, heads=heads, keep=keep, to=to)
     with recorder.resume():

@@ -133,8 +133,7 @@ class RecordingWatcher:
             with disable_tracking():
                 self.record_recurrence(call, name)
         except Exception as error:  # a failure here must not stop the model
-            if call.is_reported:
-                self.report_missed(MissedCall(call.kernel, name, explain_error(error)))
+            self.report_missed(MissedCall(call.kernel, name, explain_error(error)))
 
     def record_recurrence(self, call: RecurrenceCall, name: str) -> None:
         """Add a recurrence to the recording, unless its layer is not selected."""

@@ -11,7 +11,6 @@ import regard
 from dense import Recorded
 from map.test_implicit_map import dense, recurrences
 from observe.recurrent_models import RECURRENT, draw_tokens
-from observe.test_subtracted_contexts import make_diffllama
 from regard import ConfigError
 from regard.map.convolution import Convolution
 from regard.map.implicit_map import ImplicitMap
@@ -113,19 +112,6 @@ def test_masks_that_do_not_show_whose_tokens_the_keys_are_are_refused():
         assert not has_own_tokens(ImplicitMap(ScoredMatrix(q=q, k=k, mask=mask)))
     assert not has_own_tokens(ImplicitMap(ScoredMatrix(q=q[:, :, :1], k=k, mask=Causal(), offset=4)))
     assert not has_own_tokens(ImplicitMap(StoredMatrix(entries=torch.randn(1, 2, 5, 5).tril())))
-
-
-@torch.no_grad()
-def test_heads_of_diffllama_are_scored_by_their_signed_map():
-    model, ids = make_diffllama(), torch.randint(0, 64, (2, 13))
-    with regard.record(model) as recording:
-        model(ids)
-    recording.tokens = ids
-    table = regard.heads(recording, kind="implicit")
-    assert [(row.layer, row.head) for row in table] == [(layer, head) for layer in range(2) for head in range(4)]
-    entries = recording.map(1, kind="implicit").dense().abs()
-    shares = entries.diagonal(-1, 2, 3)[:, 2] / entries[:, 2, 1:].sum(-1)
-    assert table[6].scores["previous token"] == pytest.approx(float(shares.mean()))
 
 
 def test_a_head_is_named_after_where_its_absolute_values_are():

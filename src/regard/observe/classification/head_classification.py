@@ -81,11 +81,7 @@ def heads(
     other = "cross" if kind == "self" else "self"
     if not rows and recording.layers(other, part):
         return Heads(rows, (f"the recording has no {kind} attention, but {other} attention: pass kind={other!r}.",))
-    signed = recording.layers(IMPLICIT, part) if layers is None else []
-    if signed:
-        others = set(recording.layers(kind, part))
-        signed = [name for name in signed if name not in others]
-    implicit = len(signed)
+    implicit = len(recording.layers(IMPLICIT, part)) if layers is None else 0
     if not rows and implicit:
         return Heads(rows, ("no layer has a softmax; kind='implicit' scores those without by the sizes of their entries.",))
     notes = (*split, *wanted.describe_missing_scores(kind, describe_wordless_keys(recording, kind, part)))

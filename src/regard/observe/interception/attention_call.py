@@ -1,6 +1,5 @@
 """One intercepted attention call, in regard's terms."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
@@ -9,9 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.map.attention_map import AttentionMap
-from regard.map.hiding_bias import find_hiding_bias
 from regard.mechanism.mask_algebra import EVERYTHING, Mask, Offset
-from regard.mechanism.masks import Given
 
 
 @dataclass(eq=False, kw_only=True)
@@ -78,19 +75,6 @@ class AttentionCall(CallArguments):
         return new
 
 
-def hide_by_bias(call: AttentionCall) -> Mask:
-    """Return a mask of the keys that finite numbers of a call's bias hide, such as -1e9, of each query that sees others.
-
-    Where those others are hidden too, the softmax would spread its weights over the keys of such numbers.
-    """
-    request = call.build_map(call.k, mask=EVERYTHING).planes.request
-    hiding = find_hiding_bias(request)
-    if request.bias is None or hiding == -math.inf:
-        return EVERYTHING
-    hidden = request.bias <= hiding
-    return ~Given(hidden & ~hidden.all(-1, keepdim=True))
-
-
 def build_plain_call(x: Tensor, v: Tensor, **known: Any) -> AttentionCall:
     """Return a call with the values v, and ones as queries and keys, of a call with weights or a context x (b, h, q, n).
 
@@ -120,19 +104,6 @@ class CallAdapter:
     run_whole: Callable[[], Any] | None = None  # how it runs without that
     context_changes: tuple[Callable[[Tensor], Tensor], ...] = ()  # of interventions, to make in reverse order
     divisor: Tensor | None = None  # the sums of the weights that the result is yet to be divided by, of the result's shape
-
-
-def adapt_entries(y: Tensor, places: Tensor, shape: torch.Size) -> CallAdapter:
-    """Return how a result y whose entries have these places in (b, h, q, e) converts to a context of that shape and back."""
-    order = places.flatten().argsort()
-
-    def read_context(out: Tensor) -> Tensor:
-        return out.flatten()[order].view(shape)
-
-    def write_context(new: Tensor, out: Tensor) -> Tensor:
-        return new.flatten()[places.flatten()].view(out.shape)
-
-    return CallAdapter(lambda: y, read_context, write_context)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import nn
 
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
 from regard.observe.interception.plain_tensors import UnreadableError, disable_modes
-from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall, RecurrenceFactors
+from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.thread_state import (
     STATE,
     InterceptionPause,
@@ -47,8 +47,6 @@ def dispatch_call(
             result = call_next(STATE.watchers.copy(), call, adapter)
             if STATE.mode is not None and STATE.mode.positions.stored:
                 STATE.mode.follow_positions(STATE.mode.positions.follow_call, call, adapter, result)
-            if STATE.frames and adapter.context is not None:
-                STATE.frames[-1].add_context(call, adapter.context, result)
             return result
         call, adapter = change_recurrence(call, adapter)
         result = adapter.run()
@@ -72,9 +70,9 @@ def change_recurrence(call: RecurrenceCall, adapter: CallAdapter) -> tuple[Recur
     return call, replace(adapter, run=lambda: write(context, result), context_changes=())
 
 
-def dispatch_recurrence(call: RecurrenceCall, watchers: list[Watcher] | None = None) -> None:
-    """Pass a call without a softmax to every watcher of a running module, or to those of some watchers, the last first."""
-    for watcher, name in reversed(list_owners(watchers)):
+def dispatch_recurrence(call: RecurrenceCall) -> None:
+    """Pass a call without a softmax to every watcher of a running module, the last first."""
+    for watcher, name in reversed(list_owners()):
         watcher.handle_recurrence(call, name)
 
 
@@ -104,20 +102,3 @@ def report_missed(kernel: str, reason: str, watchers: Iterable[Watcher] | None =
     STATE.effects += 1
     for watcher, name in list_owners(watchers, module):
         watcher.report_missed(MissedCall(kernel, name, reason))
-
-
-def report_unread_part(reason: str, watchers: list[Watcher]) -> None:
-    """Report to watchers of a running module what its calls do not hold."""
-    STATE.effects += 1
-    for watcher, name in list_owners(watchers):
-        watcher.handle_unread_part(reason, name)
-
-
-def report_unchangeable(kernel: str, reason: str) -> None:
-    """Report to interventions why they cannot change a call without a softmax, which may not be recorded either."""
-
-    def read() -> RecurrenceFactors:
-        raise UnreadableError(reason)
-
-    call = RecurrenceCall(kernel, None, read, unchangeable=reason)
-    dispatch_recurrence(call, [one for one in STATE.watchers if one.can_change_calls])

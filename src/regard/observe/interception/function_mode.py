@@ -5,7 +5,6 @@ A torch function mode sees every call of a torch function in its thread, includi
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -15,15 +14,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from regard.observe.interception.attention_call import CallAdapter
-from regard.observe.interception.call_dispatch import (
-    change_recurrence,
-    dispatch_recurrence,
-    explain_error,
-    report_missed,
-    report_unchangeable,
-    report_unread_part,
-)
+from regard.observe.interception.call_dispatch import explain_error, report_missed
 from regard.observe.interception.function_roles import MULTIPLIES, Role, find_activation_name
 from regard.observe.interception.functions.function_wrappers import classify_function, may_be_held
 from regard.observe.interception.handwritten.detection import HandwrittenTracker
@@ -37,9 +28,8 @@ from regard.observe.interception.provenance import PARAMETRIZES, ModuleFrame
 from regard.observe.interception.repeated.repeated_layers import RepeatedLayers
 from regard.observe.interception.repeated.step_description import LayerStep
 from regard.observe.interception.skippable import KINDS
-from regard.observe.interception.subtracted_contexts import may_subtract, read_subtraction
 from regard.observe.interception.tensor_arguments import list_tensors_by_place
-from regard.observe.interception.thread_state import STATE, InterceptionPause
+from regard.observe.interception.thread_state import STATE
 
 MADE, SIZE = (Tensor, tuple, list), torch.Size
 OPAQUE = (
@@ -166,41 +156,10 @@ class AttentionFunctionMode(HandwrittenCalls, TorchFunctionMode):
             result = outputs = self.intercept_handwritten(handwritten_call, result)
         elif self.weight_steps.is_active:
             self.keep_step(func, name, *given, outputs)
-        if frames[-1].contexts and wrapper is None and may_subtract(frames[-1].contexts, name, outputs):
-            result = outputs = self.follow_subtraction(frames[-1], name, args, kwargs, outputs)
         frames[-1].log_operation(args, kwargs, outputs, name)
         if type(result) is not Tensor and isinstance(result, Tensor) and not is_readable(result):
             self.report_opaque(name, role, args, result)
         return result
-
-    def follow_subtraction(self, frame: ModuleFrame, name: str, args: Any, kwargs: Any, outputs: Tensor) -> Tensor:
-        """Pass the signed map of contexts that a function subtracted to the watchers, or the reason for none.
-
-        Return the difference as interventions change it, in place if the function made it so.
-        """
-        recorders = [one for one in STATE.watchers if not one.can_change_calls]
-        may_change = len(recorders) < len(STATE.watchers)
-        with InterceptionPause(), torch.set_grad_enabled(torch.is_grad_enabled() and may_change):
-            try:
-                with disable_modes():
-                    made = [(call, read(made)) for call, read, made in frame.contexts]
-                    found = read_subtraction(made, name, args, kwargs, outputs)
-                    adapter = found[1]() if found is not None and may_change else CallAdapter(lambda: outputs)
-            except Exception as error:
-                reason = explain_error(error)
-                report_unread_part(reason, recorders)
-                report_unchangeable(name, reason)
-                return outputs
-            if found is None:
-                return outputs
-            frame.contexts.clear()
-            STATE.effects += 1  # a module that repeats the softmax is followed, too
-            call, adapter = change_recurrence(found[0], adapter)
-            new: Tensor = adapter.run()
-            if new is not outputs and args[0] is outputs:
-                new = outputs.copy_(new)
-            dispatch_recurrence(replace(call, result=new))
-            return new
 
     def follow_function(self, frames: Any, func: Any, name: str, *call: Any) -> HandwrittenCall | None:
         """Follow a function; return the call of attention that it completes, or None. A failure must not stop the model."""

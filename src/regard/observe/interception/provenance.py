@@ -32,7 +32,6 @@ FRESH = {  # results with the shape of a tensor, but not its numbers
     *("new_zeros", "new_ones", "new_empty", "new_full", "new_tensor"),
 }
 LIKE_ANOTHER = {"reshape_as", "view_as", "expand_as", "type_as", "to"}  # take a shape or a dtype from a second tensor
-MOST_CONTEXTS = 4  # of calls of a module that are kept: two softmaxes, each on both halves of the values
 PARAMETRIZES = "parametrize"  # the name of the call of a module that computes a weight, as that of a normalized one
 CONSTANT, WEIGHT, LEARNED, TOKEN = range(4)  # what a tensor holds; LEARNED: tokens computed from weights alone
 SERIAL = count()
@@ -81,7 +80,6 @@ class ModuleFrame:
         "__weakref__",
         "args",
         "contents",
-        "contexts",
         "description",
         "kwargs",
         "layer",
@@ -100,18 +98,12 @@ class ModuleFrame:
         self.layer: Any = None  # the LayerSteps that are held until it ends, or None
         self.description: Hashable = None  # of the module and its arguments, for repeated_layers.py
         self.multiplies_scores = False  # whether scores of pairs of tokens were multiplied with values as they are
-        self.contexts: list[Any] = []  # the calls of attention that ran directly in it, with their contexts
         self.noted: list[Operation] = []
         self.made: dict[int, TensorSources] = {}  # by the id of the tensor's weak reference, which is unique
         self.settled: list[Operation] = []  # resolved in `made`, not yet in the two below
         self.resolved: list[Operation] = []  # in all of them
         self.contents: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # what tensors hold, by the same id
         self.makers: dict[int, list[Operation]] = {}  # by the same id; includes in-place writes
-
-    def add_context(self, call: Any, read: Any, result: Any) -> None:
-        """Keep a call with its result, and how its context is read of it, in place of the oldest if there are many."""
-        self.contexts.append((call, read, result))
-        del self.contexts[:-MOST_CONTEXTS]
 
     @property
     def has_operations(self) -> bool:

@@ -198,10 +198,7 @@ def pop_frame(frame: ModuleFrame) -> None:
         frame.release_steps()
     frames = STATE.frames
     if frame in frames:
-        place = frames.index(frame)
-        for one in frames[place:]:
-            one.contexts.clear()  # its calls refer to the frame
-        del frames[place:]
+        del frames[frames.index(frame) :]
     if not frames:
         STATE.inferred_masks.clear()
         if STATE.mode is not None:

@@ -24,21 +24,11 @@ def list_token_mixers(run: Run, kind: str | None, part: str | None) -> list[tupl
         known = SELF if kind is None else kind
         return [(known, number) for number in range(len(run.layers(known, part)))]
     names = {one: run.layers(one, part) for one in (SELF, IMPLICIT)}
-    softmaxes = set(names[SELF])  # a module that subtracts contexts of softmaxes has their signed map too: it counts once
-    names[IMPLICIT] = [name for name in names[IMPLICIT] if name not in softmaxes]
     check_blocks(names)
-    found = []
-    for one, number in run.list_ordered_layers((SELF, IMPLICIT), part):
-        name = run.layers(one, part)[number]
-        if one == IMPLICIT and name in softmaxes:
-            continue
-        found.append((one, number))
-        mechanism = run.map(number, kind="implicit", part=part).mechanism if one == IMPLICIT else None
-        if (
-            mechanism is not None
-            and not isinstance(mechanism, LinearRecurrence | Convolution)
-            and not is_causal(run, number, part)
-        ):
+    found = run.list_ordered_layers((SELF, IMPLICIT), part)
+    for number, name in enumerate(names[IMPLICIT]):
+        mechanism = run.map(number, kind="implicit", part=part).mechanism
+        if not isinstance(mechanism, LinearRecurrence | Convolution) and not is_causal(run, number, part):
             raise ConfigError(
                 f"{name} has no softmax, and whether its keys are the tokens of its queries is not recorded: pass "
                 f"kind={SELF!r} for the layers with a softmax alone, or kind={IMPLICIT!r} for those without, if they are."
@@ -72,9 +62,9 @@ def check_modules(names: Sequence[str]) -> None:
 
 
 def check_blocks(names: dict[str, list[str]]) -> None:
-    """Raise ConfigError if one module of a list of modules has layers with a softmax and layers without."""
-    blocks = {kind: {find_block(name): name for name in found} for kind, found in names.items()}
-    for block in blocks[SELF].keys() & blocks[IMPLICIT].keys() - {""}:
+    """Raise ConfigError if one module, or one of a list of modules, has layers with a softmax and layers without."""
+    blocks = {kind: {find_block(name) or name: name for name in found} for kind, found in names.items()}
+    for block in blocks[SELF].keys() & blocks[IMPLICIT].keys():
         raise ConfigError(
             f"{blocks[SELF][block]} and {blocks[IMPLICIT][block]} are in one block, and whether they run beside each other or "
             f"in turn is not recorded: pass kind={SELF!r} for the layers with a softmax alone, or kind={IMPLICIT!r}."

@@ -10,6 +10,9 @@ import torch
 import torch._dynamo.testing
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import flex_attention
+from torch.utils.checkpoint import checkpoint
+from transformers import MambaConfig, MambaModel
 
 import regard
 from observe.recording_checks import record_and_compare
@@ -156,13 +159,6 @@ def test_a_model_compiled_in_place_inside_the_block_is_recorded(part):
     assert_equal_to_eager(recording, model)
 
 
-def test_an_intervention_does_not_change_compiled_attention_and_that_is_warned_of():
-    model = Model()
-    expected = model(X)
-    with pytest.warns(UserWarning, match="was not applied"), regard.intervene(model, regard.KnockOut(layer=0, head=1)):
-        assert torch.equal(torch.compile(model, backend="eager")(X), expected)
-
-
 @pytest.mark.slow
 def test_training_in_compiled_code_has_the_same_gradients():
     model = Model()
@@ -224,28 +220,100 @@ def test_an_error_in_compiled_code_leaves_the_rest_of_the_block_recorded():
     assert [one.name for one in recording.calls] == ["attn"]
 
 
-def test_full_graphs_are_recorded_and_a_graph_break_is_reported():
+class ByHand(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(C, C), nn.Linear(C, C)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(self.query(x) @ self.key(x).mT, -1) @ x
+
+
+class SelfAttention(ByHand):
+    """The same by another name."""
+
+
+class MultiHead(nn.MultiheadAttention):
+    def __init__(self) -> None:
+        super().__init__(C, 3, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x, x, x, need_weights=False)[0]
+
+
+class Runs(nn.Module):
+    """Runs a function."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def attend(x: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(x, x, x)
+
+
+def attend_after_break(x: Tensor) -> Tensor:
+    torch._dynamo.graph_break()
+    return attend(x)
+
+
+KERNEL = "scaled_dot_product_attention"
+PARTS = {  # what is beside a kernel, and what of it is missed, in the module "0"
+    "a layer": (lambda: nn.Linear(C, C), []),
+    "written out by hand": (ByHand, []),
+    "written out by hand in a module called attention": (SelfAttention, ["SelfAttention"]),
+    "nn.MultiheadAttention": (MultiHead, ["compiled multi_head_attention_forward"]),
+    "flex_attention": (lambda: Runs(lambda x: flex_attention(*3 * [x[:, None]])[:, 0]), ["compiled flex_attention"]),
+    "a checkpoint": (lambda: Runs(lambda x: checkpoint(attend, x, use_reentrant=False)), [f"compiled {KERNEL}"]),
+    "a branch": (lambda: Runs(lambda x: torch.cond(x.sum() > 0, attend, torch.sin, (x,))), [f"compiled {KERNEL}"]),
+    "a graph break": (lambda: Runs(attend_after_break), ["torch.compile"]),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile", "ignore:not recorded")
+@torch.no_grad()
+def test_what_no_op_observes_is_missed_where_its_name_says_that_it_attends(part):
+    make, missed = PARTS[part]
+    model = nn.Sequential(make(), Attention())
+    compiled = torch.compile(lambda x: model(x), backend="eager")
+    expected = model(X)
+    for _ in range(2):
+        with record(model) as recording:
+            assert torch.equal(compiled(X), expected)
+        assert recording.names == ([""] if part == "a graph break" else ["1"])  # its graphs do not state their modules
+        assert [one.kernel for one in recording.missed] == missed
+        assert all(one.module in ("", "0") and "bypasses the hooks" in one.reason for one in recording.missed)
+
+
+@pytest.mark.parametrize("part", [Attention, SelfAttention, MultiHead])
+def test_interventions_in_compiled_code_say_why_they_change_nothing(part):
+    model = nn.Sequential(part())
+    expected = model(X)
+    with pytest.warns(UserWarning, match="not applied: 0: .* bypasses"), regard.intervene(model, regard.KnockOut(0, 1)):
+        assert torch.equal(torch.compile(model, backend="eager")(X), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:not recorded", "ignore:Dynamo detected a call to a `functools.lru_cache`")
+@torch.no_grad()
+def test_a_recurrence_that_is_known_by_its_name_is_missed():
+    model = MambaModel(MambaConfig(num_hidden_layers=2, hidden_size=C, state_size=5, vocab_size=50)).eval()
+    with record(model) as recording:
+        torch.compile(model, backend="eager")(torch.randint(0, 50, (B, T)), use_cache=False)
+    assert [one.module for one in recording.missed] == ["layers.0.mixer", "layers.1.mixer"]
+
+
+def test_attribution_of_compiled_code_says_that_it_is_recorded_without_gradients():
     model = Model()
-    function = torch.compile(lambda x: model(x), backend="eager", fullgraph=True)
-    recording, _ = record_compiled_in_block(model, function)
-    assert_equal_to_eager(recording, model)
-
-    def breaks(x):
-        x = model(x)
-        torch._dynamo.graph_break()
-        return x + 1
-
-    recording, _ = record_compiled_in_block(model, torch.compile(breaks, backend="eager"), missing=True)
-    assert {one.reason.split(",")[0] for one in recording.missed} == {"the graph breaks here"}
-
-
-def record_compiled_in_block(model, function, missing: bool = False):
-    """A recording of code that is compiled in its block, and its output; nothing may be missed but a graph break."""
-    with warnings.catch_warnings(), torch.no_grad(), record(model) as recording:
-        warnings.simplefilter("ignore")
-        output = function(X)
-    assert bool(recording.missed) == missing
-    return recording, output
+    with record(model, keep="values") as recording:
+        output = torch.compile(model, backend="eager")(X)
+    with pytest.raises(ConfigError, match="Compiled code is recorded without gradients"):
+        recording.attribute(output.sum())
 
 
 @pytest.mark.slow

@@ -1,1 +1,1 @@
-"""Attention in compiled code: an op beside each call, or a second run of the graph."""
+"""Attention in compiled code: an op beside each call."""

@@ -1,27 +1,20 @@
 """Graphs that torch.compile makes while something is recorded: the op regard::observe is added beside each attention call.
 
-A graph with other attention, or with none that is known, is replayed instead.
+What a graph attends without an op is reported whenever it runs, as far as its name says so.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
+from torch._C import _current_graph_task_id as backward
 
-from regard.observe.interception.compiled.graph_nodes import (
-    carries_state,
-    find_module_id,
-    get_name,
-    has_attention,
-    is_attention,
-    list_subgraphs,
-    multiplies_tokens,
-)
-from regard.observe.interception.compiled.graph_replay import BREAK, GraphReplay
-from regard.observe.interception.compiled.observer_op import define_ops
+from regard.observe.interception.call_dispatch import report_missed
+from regard.observe.interception.compiled.observer_op import define_op
+from regard.observe.interception.functions.function_wrappers import classify_function
 from regard.observe.interception.functions.sdpa import SDPA
-from regard.observe.interception.recurrent.recurrences import is_recurrent_name
+from regard.observe.interception.recurrent.token_mixers import COMPILED, can_mix_tokens, report_token_mixer
 from regard.observe.interception.thread_state import STATE
 
 TARGETS = (SDPA, torch.ops.aten.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default)
@@ -36,19 +29,27 @@ PARAMETERS = {  # of F.scaled_dot_product_attention, with their defaults
     "enable_gqa": False,
 }
 RESUMED = "torch_dynamo_resume_in"  # the name of code after a graph break begins with it
-BESIDE = "{} is not observed beside the op of attn_implementation='regard': record the model before it is compiled"
+KERNEL = "torch.compile"
+Kernel = tuple[str, int]  # the name of a function and the id of the module that it was traced in, 0 if that is unknown
 
 
 def wrap_compiler(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return dynamo's call of a backend, wrapped so that the graph is observed: by ops that are added to it, or by a replay."""
+    """Return dynamo's call of a backend, wrapped so that each graph has ops, and reports what these do not observe."""
 
     def call_user_compiler(self: Any, gm: fx.GraphModule, example_inputs: Any) -> Any:
         if STATE.compiled_call is None or not STATE.watchers:
             return original(self, gm, example_inputs)
-        is_part, is_stored = is_part_of_code(self), getattr(self, "package", None) is not None  # of which no wrapper may be
-        replay = None if add_ops(gm, is_part) or is_stored else GraphReplay(gm, is_part)
+        kernels = [(KERNEL, 0)] if is_part_of_code(self) else []
+        kernels, module_ids = [*kernels, *add_op(gm)], list_module_ids(gm)
         compiled = original(self, gm, example_inputs)
-        return compiled if replay is None else replay.wrap(compiled)
+        is_stored = getattr(self, "package", None) is not None  # of which no wrapper may be
+
+        def run_and_report(*args: Any) -> Any:
+            output = compiled(*args)
+            report_unobserved(kernels, module_ids)
+            return output
+
+        return compiled if is_stored else run_and_report
 
     return call_user_compiler
 
@@ -59,44 +60,65 @@ def is_part_of_code(output: Any) -> bool:
     return bool(getattr(reason, "graph_break", False)) or output.root_tx.f_code.co_name.startswith(RESUMED)
 
 
-def add_ops(gm: fx.GraphModule, is_part: bool) -> bool:
-    """Add an op after each call of F.scaled_dot_product_attention; return False if these do not observe all of a graph.
+def add_op(gm: fx.GraphModule) -> list[Kernel]:
+    """Add the op after each call of F.scaled_dot_product_attention; return the other kernels of the graph.
 
-    Before the call, it would make torch.compile choose other layouts, and so give other bits. A graph that has ops already, of
-    attn_implementation="regard", is not replayed, or its attention would be recorded twice: the rest of it is reported.
+    Before the call, it would make torch.compile choose other layouts, and so give other bits. In a module with ops already, of
+    attn_implementation="regard", kernels are observed. Graphs inside the graph get no op: they may run again, or not at all.
     """
-    define_ops()
+    define_op()
     ops = torch.ops.regard.observe, torch.ops.regard.observe.default
-    observed_ids = {node.args[-1] for node in gm.graph.nodes if node.target in ops}
-    new_nodes: list[tuple[fx.Node, Any, tuple[Any, ...]]] = []
-    for node in gm.graph.nodes:
+    observed_ids = {node.args[-1] for node in list_nodes(gm) if node.target in ops}
+    kernels: list[Kernel] = []
+    for node in [*list_nodes(gm)]:
         module = find_module_id(node)
-        if node.target in ops or module in observed_ids:
+        name = find_kernel(node)
+        if not name or module in observed_ids:
             continue
-        if node.op == "call_function" and node.target in TARGETS:
-            new_nodes.append((node, torch.ops.regard.observe, (*build_arguments(node), module)))
-        elif is_attention(node) or any(map(has_attention, list_subgraphs(gm, node))):
-            if not observed_ids:
-                return False
-            reason = BESIDE.format(get_name(node))
-            new_nodes.append((node, torch.ops.regard.report, (f"compiled {get_name(node)}", reason, module)))
-    has_more = multiplies_tokens(gm) or carries_state(gm) or any(map(is_recurrent, gm.graph.nodes))
-    if not observed_ids and (not new_nodes or has_more):
-        return False
-    if is_part:
-        first_node = next(node for node in gm.graph.nodes if node.op not in ("placeholder", "get_attr"))
-        new_nodes.insert(0, (first_node, torch.ops.regard.report, ("torch.compile", BREAK, 0)))
-    for node, op, args in new_nodes:
-        with gm.graph.inserting_before(node) if node.op == "output" else gm.graph.inserting_after(node):
-            gm.graph.call_function(op, args)
-    if new_nodes:
-        gm.recompile()
-    return True
+        if node.graph is gm.graph and node.target in TARGETS:
+            with gm.graph.inserting_after(node):
+                gm.graph.call_function(torch.ops.regard.observe, (*build_arguments(node), module))
+        else:
+            kernels.append((f"compiled {name}", module))
+    gm.recompile()
+    return kernels
 
 
-def is_recurrent(node: fx.Node) -> bool:
-    """Return whether a node was traced in a module whose class is named after a recurrence."""
-    return any(is_recurrent_name(kind.__name__) for _, kind in (node.meta.get("nn_module_stack") or {}).values())
+def list_nodes(gm: fx.GraphModule) -> Iterator[fx.Node]:
+    """Yield the nodes of a graph and of the graphs inside it."""
+    for graph in gm.modules():
+        yield from graph.graph.nodes if isinstance(graph, fx.GraphModule) else ()
+
+
+def list_module_ids(gm: fx.GraphModule) -> list[int]:
+    """Return the ids of the modules that a graph runs, parts before the modules that they are in."""
+    depths: dict[int, int] = {}
+    for node in list_nodes(gm):
+        depths |= {module: depth for depth, module in enumerate(list_stack(node)) if module not in depths}
+    return sorted(depths, key=depths.__getitem__, reverse=True)
+
+
+def list_stack(node: fx.Node) -> list[int]:
+    """Return the ids of the modules that a node was traced in, the outermost first.
+
+    The keys of dynamo's stack are these, with @ and a number for each call after the first.
+    """
+    keys = [str(key).split("@")[0] for key in node.meta.get("nn_module_stack") or ()]
+    return [int(key) for key in keys if key.isdigit()]
+
+
+def find_module_id(node: fx.Node) -> int:
+    """Return the id of the innermost module that a node was traced in; 0 if it is unknown."""
+    return next(reversed(list_stack(node)), 0)
+
+
+def find_kernel(node: fx.Node) -> str:
+    """Return the name of the function of attention that a node calls; empty if it calls none that is known by its name."""
+    if node.op not in ("call_function", "call_method"):
+        return ""
+    target = getattr(Tensor, str(node.target), None) if node.op == "call_method" else node.target
+    wrapper, name, is_kernel, _ = classify_function(target)
+    return name if wrapper is not None or is_kernel else ""
 
 
 def build_arguments(node: fx.Node) -> tuple[Any, ...]:
@@ -104,3 +126,17 @@ def build_arguments(node: fx.Node) -> tuple[Any, ...]:
     arguments = PARAMETERS | dict(zip(PARAMETERS, node.args, strict=False)) | node.kwargs
     q, k, v, mask, *settings = arguments.values()
     return q, k, v, mask, None, *settings, None, None
+
+
+def report_unobserved(kernels: list[Kernel], module_ids: list[int]) -> None:
+    """Report the kernels of a graph that ran without an op, and the modules called attention of which nothing is recorded."""
+    call = STATE.compiled_call
+    if call is None or backward() != -1:
+        return
+    call.is_reported = True
+    for kernel, module in kernels:
+        report_missed(kernel, COMPILED, module=call.modules.get(module))
+    changers = [one for one in STATE.watchers if one.can_change_calls]
+    for module in filter(can_mix_tokens, (call.modules[one] for one in module_ids if one in call.modules)):
+        report_token_mixer(module, reason=COMPILED)
+        report_missed(KERNEL, COMPILED, changers, module)

@@ -1,10 +1,9 @@
 """The op regard::observe: in compiled code it hands the arguments of an attention call to the watchers that are active.
 
 An op with an effect is neither removed nor moved by torch.compile, and it has no result: what is computed around it stays the
-same. Without a watcher it does nothing. regard::report stands where compiled code attends in a way that no op can observe.
+same. Without a watcher it does nothing.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -19,6 +18,7 @@ from regard.observe.interception.call_dispatch import call_next, explain_error, 
 from regard.observe.interception.functions import hf_registry, sdpa
 from regard.observe.interception.plain_tensors import disable_modes
 from regard.observe.interception.provenance import ModuleFrame
+from regard.observe.interception.recurrent.token_mixers import COMPILED
 from regard.observe.interception.thread_state import STATE
 
 IMPLEMENTATION = "regard"  # the name in transformers' registry
@@ -35,21 +35,17 @@ class CompiledCall:
 
     modules: dict[int, nn.Module] = field(default_factory=dict)
     op_ids: set[int] = field(default_factory=set)
-    replayed: bool = False  # whether a graph of it ran again uncompiled, which observes all that it has
+    is_reported: bool = False  # whether a graph of it has reported what no op observes
 
 
 @cache
-def define_ops() -> None:
-    """Define both ops, once."""
-    ops: dict[str, tuple[Callable[..., None], str]] = {
-        "observe": (observe_call, f"({ARGUMENTS}, int module) -> ()"),
-        "report": (report_call, "(str kernel, str reason, int module) -> ()"),
-    }
-    for name, (function, schema) in ops.items():
-        layout = torch.Tag.flexible_layout  # or torch.compile would lay tensors out for the op, and the bits could differ
-        op = torch.library.custom_op(f"regard::{name}", function, mutates_args=(), schema=schema, tags=layout)
-        op.register_fake(lambda *args: None)
-        op.register_effect(EffectType.ORDERED)
+def define_op() -> None:
+    """Define the op, once."""
+    layout = torch.Tag.flexible_layout  # or torch.compile would lay tensors out for the op, and the bits could differ
+    schema = f"({ARGUMENTS}, int module) -> ()"
+    op = torch.library.custom_op("regard::observe", observe_call, mutates_args=(), schema=schema, tags=layout)
+    op.register_fake(lambda *args: None)
+    op.register_effect(EffectType.ORDERED)
 
 
 def observe_call(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, *settings: Any) -> None:
@@ -66,6 +62,7 @@ def observe_call(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Ten
             read = read_call(q, k, v, mask, bias, *settings[:-1])
         read.module = running
         call_next([one for one in STATE.watchers if not one.can_change_calls], read, CallAdapter(lambda: None))
+        report_missed(KERNEL, COMPILED, [one for one in STATE.watchers if one.can_change_calls])
     except Exception as error:  # an unreadable call must not stop the model
         report_missed(KERNEL, explain_error(error))
     finally:
@@ -93,11 +90,3 @@ def read_call(
     if bias is not None:
         call.mask, call.offset, call.bias = hf_registry.infer_mask(mask, is_causal, bias, call.q, call.k)
     return call
-
-
-def report_call(kernel: str, reason: str, module: int) -> None:
-    """Report attention in compiled code that no op can observe."""
-    call = STATE.compiled_call
-    if call is not None and backward() == -1:
-        call.op_ids |= {module} - {0}  # 0 is a graph break
-        report_missed(kernel, reason, module=call.modules.get(module))

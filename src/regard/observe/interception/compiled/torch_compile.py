@@ -1,4 +1,4 @@
-"""Compiled code: the ops of observer_op or a replay of its graph observe its attention; without them it is reported.
+"""Compiled code: the ops of observer_op observe its attention; without them it is reported.
 
 The torch function mode is popped while it runs: otherwise torch.compile would recompile the code and hold references to the
 mode.
@@ -22,12 +22,12 @@ from regard.observe.interception.compiled.observer_op import IMPLEMENTATION, Com
 from regard.observe.interception.functions import flex
 from regard.observe.interception.patching import AttributePatch, wait_for_import
 from regard.observe.interception.recurrent.recurrences import is_recurrent_name
+from regard.observe.interception.recurrent.token_mixers import COMPILED
 from regard.observe.interception.thread_state import STATE, InterceptionPause, Watcher, find_name, pop_frame, push_frame
 
 PACKAGE, MODULE = "torch._dynamo", "torch._dynamo.eval_frame"
 SWITCH = "_maybe_set_eval_frame"  # called when a compiled function starts and when it ends
 GRAPHS, COMPILER = "torch._dynamo.output_graph", "call_user_compiler"  # called with each graph, before it is compiled
-REASON = "torch.compile bypasses the hooks of record: compile the model inside record, or record it before it is compiled"
 INLINED = "torch._dynamo.external_utils"
 WORDS = ("attention", "attn", "softmax")
 HOLDERS = (nn.Module, FunctionType, MethodType, dict, list)
@@ -111,7 +111,7 @@ def observe_compiled_call(function: Any, args: Any, kwargs: Any) -> Iterator[Non
         STATE.compiled_call = None
         for watcher in STATE.watchers:
             for name in find_unobserved(call, watcher, mentions_attention):
-                watcher.report_missed(MissedCall("torch.compile", name, REASON))
+                watcher.report_missed(MissedCall("torch.compile", name, COMPILED))
         if frame is not None:
             pop_frame(frame)
 
@@ -125,7 +125,7 @@ def find_outermost(modules: dict[int, nn.Module]) -> nn.Module:
 def find_unobserved(call: CompiledCall, watcher: Watcher, mentions_attention: bool) -> Iterator[str]:
     """Yield the names of a watcher's modules that ran in a compiled function, may attend, and have no op."""
     own_modules = {watcher.names[one]: module for one, module in call.modules.items() if one in watcher.names}
-    if call.replayed:
+    if call.is_reported:
         return
     if not call.op_ids:
         running = find_name(watcher)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.errors import ConfigError
-from regard.observe.interception.compiled.observer_op import IMPLEMENTATION, define_ops, observe_call
+from regard.observe.interception.compiled.observer_op import IMPLEMENTATION, define_op, observe_call
 from regard.observe.interception.functions import hf_registry
 
 
@@ -25,7 +25,7 @@ def register_attention() -> None:
     modelling, masking = sys.modules.get(hf_registry.MODULE), sys.modules.get("transformers.masking_utils")
     if modelling is None or masking is None:
         raise ConfigError("transformers is not imported here: import it before regard.register_attention().")
-    define_ops()
+    define_op()
     modelling.AttentionInterface.register(IMPLEMENTATION, attend_and_observe)
     masking.AttentionMaskInterface.register(IMPLEMENTATION, masking.AttentionMaskInterface()["sdpa"])
 

@@ -42,7 +42,6 @@ UNFOLLOWED = "its weights are multiplied with the values in a way that is not fo
 OVERWRITTEN = "its weights or its values were overwritten before their products were summed"
 OWN_KEYS = "each query has keys and values of its own, as in attention over windows"
 OWN_VALUES = "each query has values of its own, as in {}"
-SPARSE = "its weights are in a sparse tensor, which is not followed"
 BLOCKS = "its softmax is computed over blocks of keys with a running maximum"
 GATED = "its weights are multiplied by a gate after the softmax, which the map leaves out"
 

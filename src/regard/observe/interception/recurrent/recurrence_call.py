@@ -48,9 +48,8 @@ class RecurrenceCall:
 
     initial_state is (b, n), as that of RecurrenceFactors; None if it started from nothing. must_continue says that the call
     is no map of its own if no recorded call has left that state. read_softmaxes returns the softmaxes whose heads were mixed to
-    the weights, none if these are not known; it may be called until the forward ends. is_reported says that the call is missed
-    if it cannot be read. result is the tensor that the model goes on with, with its graph.
-    unchangeable says why interventions cannot change it, or a part of it.
+    the weights, none if these are not known; it may be called until the forward ends. result is the tensor
+    that the model goes on with, with its graph.
     """
 
     kernel: str
@@ -58,9 +57,7 @@ class RecurrenceCall:
     read: Callable[[], RecurrenceFactors]
     must_continue: bool = True
     read_softmaxes: Callable[[], list[AttentionCall]] = list
-    is_reported: bool = True
     result: Tensor | None = None
-    unchangeable: str = ""
 
 
 def build_read_call(kernel: str, factors: RecurrenceFactors) -> RecurrenceCall:

@@ -16,6 +16,10 @@ from regard.observe.interception.thread_state import STATE
 UNREAD = "it mixes tokens without a softmax, by code that regard does not know"
 SCORES = "it multiplies scores with values in a way that is not followed, and no softmax of these over tokens was seen"
 UNFOLLOWED = "it is called attention and projects queries, but no known kernel and no product of weights with values was seen"
+COMPILED = (  # of whatever attends in compiled code without being recorded
+    "torch.compile bypasses the hooks of record, but for F.scaled_dot_product_attention in a graph that is compiled inside "
+    "record: record the model before it is compiled"
+)
 ATTENTION = re.compile("att(entio)?n|attend", re.IGNORECASE)
 ATTENTION_PLACE = re.compile(r"((self|cross|linear)_?)?(attn|attention)\d*", re.IGNORECASE)  # the whole last name of a path
 QUERIES = re.compile(r"(^|_)w?(q|qk|qkv|query|queries)(_|$)|^(in_proj|c_attn)", re.IGNORECASE)  # names of their projections
@@ -57,7 +61,7 @@ def is_attention_place(name: str, module: nn.Module, multiplies_scores: bool) ->
     return ATTENTION_PLACE.fullmatch(name) is not None and have_queries(own)
 
 
-def report_token_mixer(module: nn.Module, multiplies_scores: bool = False) -> None:
+def report_token_mixer(module: nn.Module, multiplies_scores: bool = False, reason: str = "") -> None:
     """Tell the watchers of a module that mixes tokens that it ran, so that one that was not read is not left out.
 
     It is a recurrence, or called attention by its class or by its place in the model. One that is called attention projects
@@ -66,7 +70,7 @@ def report_token_mixer(module: nn.Module, multiplies_scores: bool = False) -> No
     class_name = type(module).__name__
     is_recurrent = is_recurrent_name(class_name)
     is_named = is_recurrent or is_attention_name(class_name)
-    reason = UNREAD if is_recurrent else SCORES if multiplies_scores else UNFOLLOWED
+    reason = reason or (UNREAD if is_recurrent else SCORES if multiplies_scores else UNFOLLOWED)
     for watcher in STATE.watchers:
         path = watcher.names.get(id(module))
         if path is not None and (is_named or is_attention_place(path.rpartition(".")[2], module, multiplies_scores)):
@@ -79,4 +83,4 @@ def is_part_of_attention(missed: MissedCall, name: str) -> bool:
     Only its place calls it attention.
     """
     is_part = missed.module != name and missed.module.rpartition(".")[0] == name
-    return is_part and missed.reason == UNFOLLOWED and not is_attention_name(missed.kernel)
+    return is_part and missed.reason in (UNFOLLOWED, COMPILED) and not is_attention_name(missed.kernel)
