@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from regard.map.paged import load_paged_maps
     from regard.mechanism import Causal, Documents, Everything, Given, Padding, Prefix, Steps, Window, attend, attention
     from regard.models import GPT2, GPT2Config
+    from regard.observe.attends import attends
     from regard.observe.attention_changes import CutEdges, KnockOut, Temperature
     from regard.observe.classification.head_classification import heads
     from regard.observe.compare import compare
@@ -87,6 +88,7 @@ LAZY_NAMES = {  # the module of each name, imported when the name is first used:
         "attention",
     ),
     "regard.models": ("GPT2", "GPT2Config"),
+    "regard.observe.attends": ("attends",),
     "regard.observe.attention_changes": ("CutEdges", "KnockOut", "Temperature"),
     "regard.observe.classification.head_classification": ("heads",),
     "regard.observe.compare": ("compare",),
@@ -157,6 +159,7 @@ __all__ = [
     "Window",
     "atlas",
     "attend",
+    "attends",
     "attention",
     "audit",
     "compare",

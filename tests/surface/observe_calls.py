@@ -136,6 +136,12 @@ OWN_SCORES = without(SCALARS, "an empty list") | constant(a_number=3, no_functio
 ONE_LAYER = {"layer": LAYER, **SOUGHT}
 FIRST = {"layer": 0}
 CALLS = [
+    Call(
+        "attends",
+        regard.attends,
+        lambda: {"weights": torch.ones(4, 5, 3), "values": torch.ones(4, 3, 2), "heads": 2},
+        {"weights": wrong.TENSOR, "values": wrong.TENSOR, "heads": without(COUNT, "none")},
+    ),
     method("Recording.map", record_layer, lambda: FIRST, **ONE_LAYER, head=HEAD, grad=FLAG),
     method("Recording.residual", record_residual, lambda: FIRST, layer=LAYER, part=PART),
     Call(
