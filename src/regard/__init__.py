@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from regard.observe.classification.head_classification import heads
     from regard.observe.compare import compare
     from regard.observe.files.deserialize import load
+    from regard.observe.implied_map import implied_map
     from regard.observe.interception.functions.hf_implementation import register_attention
     from regard.observe.intervene import intervene
     from regard.observe.patch import Patch
@@ -94,6 +95,7 @@ LAZY_NAMES = {  # the module of each name, imported when the name is first used:
     "regard.observe.compare": ("compare",),
     "regard.observe.files.deserialize": ("load",),
     "regard.observe.token_places.diffusion": ("word_heat_map",),
+    "regard.observe.implied_map": ("implied_map",),
     "regard.observe.intervene": ("intervene",),
     "regard.observe.interception.functions.hf_implementation": ("register_attention",),
     "regard.observe.patch": ("Patch",),
@@ -171,6 +173,7 @@ __all__ = [
     "find_circuits",
     "gather_heads",
     "heads",
+    "implied_map",
     "intervene",
     "legrad",
     "load",
