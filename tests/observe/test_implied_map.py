@@ -1,7 +1,5 @@
 """implied_map: the matrix of a layer that is linear in its values, by running it with other values."""
 
-import sys
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -135,18 +133,6 @@ def test_layers_of_transformers_have_the_matrix_that_the_named_readers_have(name
     assert_close(found.dense(), theirs.dense(), atol=1e-12, rtol=1e-9)
 
 
-def test_the_gate_of_a_row_is_part_of_the_matrix_of_an_output_behind_it():
-    class Gated(LinearAttention):
-        def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return super().mix(q, k, v) * q.sigmoid()
-
-    layer, x = Gated(), draw_tokens()
-    found = regard.implied_map(layer, x)
-    gate = layer.project(x)[0].sigmoid().transpose(2, 3).flatten(1, 2).unsqueeze(-1)
-    weights = layer.weigh(x).repeat_interleave(WIDTH // HEADS, 1)
-    assert_close(found.dense(), (gate * weights).detach())  # each channel has a matrix of its own
-
-
 def test_values_that_heads_share_are_those_of_each():
     class Shared(nn.Module):
         def __init__(self) -> None:
@@ -165,23 +151,11 @@ def test_values_that_heads_share_are_those_of_each():
 
 
 @pytest.mark.parametrize(
-    ("values", "output"),
-    [
-        (("qkv", lambda x: x[..., 2 * WIDTH :]), "out:input"),
-        ("mix:v", None),
-        ("mix:v", "mix"),
-        ("split_heads:x", "mix"),
-        (("project", lambda x: x), "mix"),
-    ],
-    ids=["a view", "a method", "its result", "called thrice", "not the first of a tuple"],
+    ("values", "output"), [(("qkv", lambda x: x[..., 2 * WIDTH :]), "out:input"), ("mix:v", None), ("mix:v", "mix")]
 )
 def test_values_are_named_by_part_function_and_argument(values, output):
     layer, x = Softmax(fused=True), draw_tokens()
-    if values in ("split_heads:x",) or values[0] == "project":
-        with pytest.raises(regard.ConfigError, match=r"3 tensors|not linear"):
-            regard.implied_map(layer, x, values=values, output=output)
-    else:
-        assert_close(regard.implied_map(layer, x, values=values, output=output).dense(), layer.weigh(x).detach())
+    assert_close(regard.implied_map(layer, x, values=values, output=output).dense(), layer.weigh(x).detach())
 
 
 def scan(u: Tensor, decay: float) -> tuple[Tensor, Tensor]:
@@ -202,37 +176,26 @@ def test_a_function_that_the_code_of_a_layer_calls_is_read_and_left_as_it_was():
     assert found.shape == (B, 1, T, T)  # all channels have the same decay
     distance = torch.arange(T).unsqueeze(1) - torch.arange(T)
     assert_close(found.dense(), (0.7 ** distance.clamp(min=0) * CAUSAL).expand(B, 1, T, T))
-    assert sys.modules[__name__].scan is before
+    assert scan is before
 
 
-def test_an_offset_is_left_out():
-    class Offset(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.value, self.mixer = nn.Linear(WIDTH, WIDTH), nn.Parameter(torch.randn(T, T))
+class Mixer(nn.Module):
+    """Tokens that a fixed matrix mixes, beside their residual stream and a constant."""
 
-        def forward(self, x: Tensor) -> Tensor:
-            return x + self.mixer @ self.value(x) + 3
-
-    layer = Offset()
-    found = regard.implied_map(layer, draw_tokens())
-    assert_close(found.dense(), layer.mixer.detach().expand(B, 1, T, T))
-    assert found.certificate().error < 1e-13
-
-
-def test_tokens_may_have_no_batch_axis():
-    layer, x = nn.Sequential(nn.Linear(WIDTH, WIDTH), Transposed()), draw_tokens(T, WIDTH)
-    found = regard.implied_map(layer, x)
-    assert_close(found.dense(), layer[1].mixer.detach().expand(1, 1, T, T))
-
-
-class Transposed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.mixer = nn.Parameter(torch.randn(T, T))
+        self.value, self.mixer = nn.Linear(WIDTH, WIDTH), nn.Parameter(torch.randn(T, T))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.mixer @ x
+        return x + self.mixer @ self.value(x) + 3
+
+
+@pytest.mark.parametrize("shape", [(B, T, WIDTH), (T, WIDTH)], ids=["a batch", "no batch"])
+def test_an_offset_is_left_out(shape):
+    layer = Mixer()
+    found = regard.implied_map(layer, draw_tokens(*shape))
+    assert_close(found.dense(), layer.mixer.detach().expand(B if len(shape) > 2 else 1, 1, T, T))
+    assert found.certificate().error < 1e-13
 
 
 class OfValues(nn.Module):
@@ -254,7 +217,6 @@ REFUSED = {
     "rows that are mixed": (lambda v: (CAUSAL @ v).flip(0), "mixes the rows of the batch"),
     "values that are not used": (lambda v: torch.ones_like(v), "does not depend on the values"),
     "other numbers each time": (lambda v: CAUSAL @ v * next(NUMBERS), "another output in a second run"),
-    "infinite numbers": (lambda v: CAUSAL @ v / 0, "is not finite"),
 }
 NUMBERS = iter(range(1, 1000))
 
@@ -283,9 +245,8 @@ def test_places_that_are_not_there_are_refused(given, reason):
 
 
 def test_as_many_channels_as_tokens_are_refused_since_either_may_be_the_tokens():
-    layer = nn.Sequential(nn.Linear(T, T), Transposed())
     with pytest.raises(regard.ConfigError, match="2 axes of its shape"):
-        regard.implied_map(layer, draw_tokens(B, T, T))
+        regard.implied_map(OfValues(lambda v: v.cumsum(1)), draw_tokens(B, WIDTH, WIDTH))
 
 
 class Stateful(nn.Module):
@@ -327,19 +288,3 @@ def test_a_recording_around_it_has_nothing_of_it():
         regard.implied_map(layer, x)
     assert not recording.runs
     assert not recording.missed
-
-
-def test_a_map_beyond_the_limit_of_memory_is_refused_before_its_columns_are_computed():
-    class Long(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return scan(x.mT, 0.7)[0].mT * torch.arange(1, 1025)
-
-    with pytest.raises(regard.TooLargeError, match="fewer tokens"):
-        regard.implied_map(Long(), torch.randn(1, 400, 1024), values=":x")
-
-
-def test_half_precision_is_exact_as_a_layer_computes_it():
-    layer, x = Loop().bfloat16(), draw_tokens().bfloat16()
-    layer.rates = lambda: torch.tensor(0.5, dtype=torch.bfloat16)
-    found = regard.implied_map(layer, x, values="mix:v")
-    assert found.certificate().error < 2**-5

@@ -158,7 +158,7 @@ CALLS = [
             "inputs": {},
             "x": wrong.NONE | wrong.STRANGE | wrong.LISTS | wrong.FRACTIONS,
             "values": without(SCALARS, "none") | wrong.FRACTIONS | constant(a_number=3, no_view=("0", 3)),
-            "output": without(SCALARS, "none") | wrong.FRACTIONS | constant(a_number=3, no_view=("0", 3)),
+            "output": without(SCALARS, "none", "a string") | wrong.FRACTIONS | constant(a_number=3, no_view=("0", 3)),
         },
     ),
     method("Recording.map", record_layer, lambda: FIRST, **ONE_LAYER, head=HEAD, grad=FLAG),

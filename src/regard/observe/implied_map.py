@@ -12,7 +12,7 @@ from regard.errors import ConfigError, ShapeError
 from regard.map.implicit_map import ImplicitMap
 from regard.mechanism.arguments import check_instance
 from regard.observe.linear_response import NotLinearError, Response
-from regard.observe.module_places import Place, RepeatedModule, TokenLayout, Tokens, find_tokens
+from regard.observe.module_places import Name, Place, RepeatedModule, TokenLayout, Tokens, find_tokens
 
 PROJECTIONS = (nn.Linear, nn.Conv1d)  # whose outputs may be values
 WHOLE = ((1, 0),)
@@ -20,7 +20,7 @@ PARTS = (*WHOLE, (3, 2), (3, 1), (3, 0), (2, 1), (2, 0))  # of the channels of a
 MOST_REASONS = 2  # of a message
 
 
-def implied_map(module: nn.Module, *inputs: Any, values: Any = None, output: Any = None) -> ImplicitMap:
+def implied_map(module: nn.Module, *inputs: Any, values: Name | None = None, output: Name | None = None) -> ImplicitMap:
     """Return the matrix M (b, h, t, t) of a layer whose output is M v + c for values v, by running it with other values.
 
     values is where v passes: "part", the output of a submodule; "function:argument", an argument of a function, or of a

@@ -14,6 +14,7 @@ from regard.errors import ConfigError, MissingNameError, ShapeError
 from regard.mechanism.arguments import describe_value
 from regard.observe.interception.thread_state import InterceptionPause
 
+Name = str | tuple[str, Callable[[Tensor], Tensor]]  # of a place, with what selects a view of the tensor
 Scope = dict[str, Any]  # the attributes of a module, or the globals of its code
 ABSENT = object()
 INTERNAL = vars(nn.Module()).keys() - {"training"}  # the attributes that torch keeps of every module
