@@ -39,10 +39,12 @@ if TYPE_CHECKING:
     from regard.map.paged import load_paged_maps
     from regard.mechanism import Causal, Documents, Everything, Given, Padding, Prefix, Steps, Window, attend, attention
     from regard.models import GPT2, GPT2Config
+    from regard.observe.attends import attends
     from regard.observe.attention_changes import CutEdges, KnockOut, Temperature
     from regard.observe.classification.head_classification import heads
     from regard.observe.compare import compare
     from regard.observe.files.deserialize import load
+    from regard.observe.implied_map import implied_map
     from regard.observe.interception.functions.hf_implementation import register_attention
     from regard.observe.intervene import intervene
     from regard.observe.patch import Patch
@@ -87,11 +89,13 @@ LAZY_NAMES = {  # the module of each name, imported when the name is first used:
         "attention",
     ),
     "regard.models": ("GPT2", "GPT2Config"),
+    "regard.observe.attends": ("attends",),
     "regard.observe.attention_changes": ("CutEdges", "KnockOut", "Temperature"),
     "regard.observe.classification.head_classification": ("heads",),
     "regard.observe.compare": ("compare",),
     "regard.observe.files.deserialize": ("load",),
     "regard.observe.token_places.diffusion": ("word_heat_map",),
+    "regard.observe.implied_map": ("implied_map",),
     "regard.observe.intervene": ("intervene",),
     "regard.observe.interception.functions.hf_implementation": ("register_attention",),
     "regard.observe.patch": ("Patch",),
@@ -157,6 +161,7 @@ __all__ = [
     "Window",
     "atlas",
     "attend",
+    "attends",
     "attention",
     "audit",
     "compare",
@@ -168,6 +173,7 @@ __all__ = [
     "find_circuits",
     "gather_heads",
     "heads",
+    "implied_map",
     "intervene",
     "legrad",
     "load",

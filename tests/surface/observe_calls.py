@@ -114,6 +114,13 @@ def frames() -> regard.AudioFrames:
     return regard.AudioFrames(0.5)
 
 
+class Sum(torch.nn.Module):
+    """The running sums of tokens."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.cumsum(-2)
+
+
 def differentiable_map() -> DifferentiableMap:
     return graph().map(0, grad=True)
 
@@ -136,6 +143,24 @@ OWN_SCORES = without(SCALARS, "an empty list") | constant(a_number=3, no_functio
 ONE_LAYER = {"layer": LAYER, **SOUGHT}
 FIRST = {"layer": 0}
 CALLS = [
+    Call(
+        "attends",
+        regard.attends,
+        lambda: {"weights": torch.ones(4, 5, 3), "values": torch.ones(4, 3, 2), "heads": 2},
+        {"weights": wrong.TENSOR, "values": wrong.TENSOR, "heads": without(COUNT, "none")},
+    ),
+    Call(
+        "implied_map",
+        lambda module, x, **named: regard.implied_map(module, x, **named),
+        lambda: {"module": torch.nn.Sequential(torch.nn.Linear(4, 3), Sum()), "x": torch.ones(2, 5, 4)},
+        {
+            "module": OBJECT,
+            "inputs": {},
+            "x": wrong.NONE | wrong.STRANGE | wrong.LISTS | wrong.FRACTIONS,
+            "values": without(SCALARS, "none") | wrong.FRACTIONS | constant(a_number=3, no_view=("0", 3)),
+            "output": without(SCALARS, "none", "a string") | wrong.FRACTIONS | constant(a_number=3, no_view=("0", 3)),
+        },
+    ),
     method("Recording.map", record_layer, lambda: FIRST, **ONE_LAYER, head=HEAD, grad=FLAG),
     method("Recording.residual", record_residual, lambda: FIRST, layer=LAYER, part=PART),
     Call(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from regard.mechanism.fused import attention
+from regard.observe.attends import attends, intercept_attends
 from regard.observe.interception.function_roles import Role, infer_role
 from regard.observe.interception.functions import additive, torch_modules
 from regard.observe.interception.functions.fused import intercept_attention
@@ -20,6 +21,7 @@ WRAPPERS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.scaled_dot_product_attention: intercept_sdpa,
     torch.ops.aten.scaled_dot_product_attention.default: intercept_sdpa,
     attention: intercept_attention,
+    attends: intercept_attends,
     **additive.WRAPPERS,
     torch_modules.FORWARD: torch_modules.intercept_multi_head,
     torch_modules.multi_head_attention_forward: lambda func, *args, **kwargs: func(*args, **kwargs),
