@@ -16,7 +16,7 @@ from regard.observe.attention_changes import Change, Temperature
 from regard.observe.change_targets import ChangeTargets
 from regard.observe.changed_results import change_returned_weights, change_run
 from regard.observe.fast_path import FAST_PATH
-from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
+from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall, OtherWeights
 from regard.observe.interception.handwritten.scores.weight_steps import DIFFERENT
 from regard.observe.interception.handwritten.softmax.undivided_contexts import NEARLY
 from regard.observe.interception.head_counts import find_head_counts
@@ -215,6 +215,9 @@ class Intervention:
     def handle_unread_part(self, note: str, name: str) -> None:
         """Note what the calls of a module do not hold, which stays unchanged."""
         self.unread_parts[name] = note
+
+    def handle_other_weights(self, found: OtherWeights) -> None:
+        """Do nothing: weights of no known pair of tokens stay unchanged."""
 
     def report_missed(self, missed: MissedCall) -> None:
         """Note a call that could not be intercepted: it stays unchanged."""

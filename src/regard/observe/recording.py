@@ -23,7 +23,7 @@ from regard.observe.attribution import Attribution, attribute
 from regard.observe.files import safetensors_file
 from regard.observe.files.serialize import find_version, serialize_recording
 from regard.observe.implicit_history import ImplicitCall
-from regard.observe.interception.attention_call import MissedCall
+from regard.observe.interception.attention_call import MissedCall, OtherWeights
 from regard.observe.recorded_runs.part_names import count_calls, describe_module, find_module_path, join_names
 from regard.observe.recorded_runs.run import Call, Run
 from regard.observe.recorded_runs.words import TextPair, Words, place_sequence_words, select_axis_words
@@ -43,6 +43,7 @@ class Recording(HtmlRepr):
     tokens: Words | None = None  # for both axes, or {"rows": of the queries, "columns": of the keys}
     notes: list[str] = field(default_factory=list)  # modules of which more than q, k and a rule is stored, with the bytes
     places: Places | None = None  # the patches of an image, or the times of sound, that tokens stand for
+    other_weights: list[OtherWeights] = field(default_factory=list)  # normalized, of no known pair of tokens
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "tokens":

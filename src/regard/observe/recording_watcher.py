@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError
 from regard.map import AttentionMap
-from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
+from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall, OtherWeights
 from regard.observe.interception.call_dispatch import explain_error
 from regard.observe.interception.plain_tensors import disable_modes
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
@@ -193,6 +193,11 @@ class RecordingWatcher:
         """Add a note on the module of this name if it was recorded."""
         if any(one.name == name for one in self.tracker.run.calls):
             self.add_note(note, name)
+
+    def handle_other_weights(self, found: OtherWeights) -> None:
+        """Add weights of no known pair of tokens to `recording.other_weights`, if their module is selected."""
+        if self.selection.has_layer(found.module, set):
+            self.recording.other_weights.append(found)
 
     def report_missed(self, missed: MissedCall) -> None:
         """Add a kernel that could not be recorded to `recording.missed`, once."""

@@ -24,7 +24,7 @@ from regard.examination.subject.norm_modules import is_norm
 from regard.map.scored_matrix import ScoredMatrix
 from regard.map.stored_matrix import StoredMatrix
 from regard.observe import interception
-from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
+from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall, OtherWeights
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.record import refuse_compiled
 
@@ -192,6 +192,9 @@ class CallCollector:
 
     def handle_unread_part(self, note: str, name: str) -> None:
         """Ignore what the calls of a module do not hold."""
+
+    def handle_other_weights(self, found: OtherWeights) -> None:
+        """Ignore weights of no known pair of tokens."""
 
     def report_missed(self, missed: MissedCall) -> None:
         """Keep a call that could not be read."""

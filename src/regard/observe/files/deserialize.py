@@ -27,7 +27,7 @@ from regard.observe.files.header_values import (
 from regard.observe.files.mask_serialization import MaskReader
 from regard.observe.files.serialize import CALL_NUMBERS, CALL_TENSORS
 from regard.observe.implicit_history import ImplicitCall, ImplicitHistory
-from regard.observe.interception.attention_call import MissedCall
+from regard.observe.interception.attention_call import MissedCall, OtherWeights
 from regard.observe.recorded_runs.run import KINDS, Call, Run
 from regard.observe.recording import Recording
 from regard.observe.stored_calls.kv_history import KVHistory, StoredCall
@@ -61,8 +61,12 @@ def deserialize_recording(header: dict[str, Any], tensors: dict[str, Tensor]) ->
     missed = [MissedCall(*(require_text(part) for part in require_list(one, 3))) for one in require_list(header["missed"])]
     runs = [deserialize_run(run, tensors) for run in require_list(header["runs"])]
     notes = [require_text(one) for one in require_list(header.get("notes", []))]  # absent in older files
+    other_weights = [  # absent in older files
+        OtherWeights(require_text(kernel), require_text(module), tensors[name])
+        for kernel, module, name in (require_list(one, 3) for one in require_list(header.get("other_weights", [])))
+    ]
     places = deserialize_places(header.get("places"))
-    return Recording(require_text(header["model"]), runs, missed, tokens, notes, places)
+    return Recording(require_text(header["model"]), runs, missed, tokens, notes, places, other_weights)
 
 
 def deserialize_tokens(found: Any) -> Any:

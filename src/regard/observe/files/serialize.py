@@ -68,11 +68,13 @@ class NamedTensors:
 def serialize_recording(recording: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the header and the tensors of a Recording."""
     packed = NamedTensors()
+    other = [[one.kernel, one.module, packed.add(one.weights)] for one in recording.other_weights]
     header = {
         "model": recording.model,
         "tokens": serialize_tokens(recording.tokens),
         "missed": [[one.kernel, one.module, one.reason] for one in recording.missed],
         "notes": recording.notes,
+        **({"other_weights": other} if other else {}),
         **({} if recording.places is None else {"places": serialize_places(recording.places)}),
         "runs": [serialize_run(run, packed) for run in recording.runs],
     }

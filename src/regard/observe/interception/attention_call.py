@@ -106,6 +106,18 @@ class CallAdapter:
     divisor: Tensor | None = None  # the sums of the weights that the result is yet to be divided by, of the result's shape
 
 
+@dataclass(frozen=True, eq=False)
+class OtherWeights:
+    """Normalized weights that were multiplied with something, of which no pair of tokens is known: pooling, routers, codebooks.
+
+    The module that they ran in, and the functions that made and used them; `weights` has the layout of the model's own tensor.
+    """
+
+    kernel: str
+    module: str
+    weights: Tensor
+
+
 @dataclass(frozen=True)
 class MissedCall:
     """An attention kernel that ran and was not recorded, the module it ran in, and the reason."""

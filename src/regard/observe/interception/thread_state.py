@@ -20,7 +20,7 @@ from torch._C import _pop_torch_function_stack as pop
 from torch._C import _push_on_torch_function_stack as push
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
+from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall, OtherWeights
 from regard.observe.interception.provenance import ModuleFrame
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 
@@ -61,6 +61,9 @@ class Watcher(Protocol):
 
     def handle_unread_part(self, note: str, name: str) -> None:
         """Handle what the calls of the module of this name do not hold, in words, as a further product of their weights."""
+
+    def handle_other_weights(self, found: OtherWeights) -> None:
+        """Handle normalized weights that were multiplied with something, of which no pair of tokens is known."""
 
     def report_missed(self, missed: MissedCall) -> None:
         """Handle an attention kernel that ran and could not be intercepted."""

@@ -10,10 +10,9 @@ from torch import Tensor
 from regard.observe.interception.function_roles import strip_affixes
 from regard.observe.interception.handwritten.ancestors.ancestor_search import has_tokens, is_end, is_routed, walk_back
 from regard.observe.interception.handwritten.ancestors.generated_matrices import multiplies_generated_matrix
-from regard.observe.interception.handwritten.ancestors.layouts import skip_layouts
 from regard.observe.interception.handwritten.ancestors.projections import find_projection, has_features_last
-from regard.observe.interception.handwritten.ancestors.query_axes import are_scored_rows, list_axes
-from regard.observe.interception.handwritten.ancestors.row_provenance import RowSearch, find_places_of_argument
+from regard.observe.interception.handwritten.ancestors.query_axes import list_axes
+from regard.observe.interception.handwritten.ancestors.row_provenance import find_places_of_argument
 from regard.observe.interception.handwritten.ancestors.stacked_axes import are_stacked_tokens
 from regard.observe.interception.handwritten.ancestors.windows import reads_windows
 from regard.observe.interception.handwritten.products.contraction import is_shared
@@ -51,8 +50,7 @@ def is_attention_product(
     shared, summed = find_axes(name, args, operands, x, product)
     along = summed is None or not trace.extent or summed == trace.extent or trace.extent not in x.shape
     shared = shared or are_windows or any(reads_other_tokens(frames, x, v) for v in others)
-    is_pooled = along and any(pools_tokens(traces, frames, trace, x, v, product) for v in others)
-    if not (shared or is_pooled) or not along or any(is_routed(frames, x, v) for v in others):
+    if not shared or not along or any(is_routed(frames, x, v) for v in others):
         return False
     return are_windows or not any(mixes_layers(traces, frames, trace, x, v, product) for v in others)
 
@@ -76,32 +74,6 @@ def reads_other_tokens(frames: list[ModuleFrame], weights: Tensor, values: Tenso
     )
 
 
-def pools_tokens(
-    traces: Traces, frames: list[ModuleFrame], trace: Trace, weights: Tensor, values: Tensor, product: LabelledProduct | None
-) -> bool:
-    """Return whether a softmax over the tokens that a layer scored weighs these tokens: attention pooling.
-
-    The layer's weights are a learned query. The scores of a router are features of a token instead, one for each expert, and
-    experts are joined, parts of one projection are its features, and a loss has no tokens. Source: Ilse et al. 2018,
-    Attention-based deep multiple instance learning.
-    """
-    trace = traces.find(weights) or trace  # of the weights alone, without the axes of what they were multiplied with
-    if trace.keys is None or trace.dims is None or trace.extent < 2 or product is None or is_loss(frames[-1], values):
-        return False
-    are_tokens = are_stacked_tokens(frames, values, find_key_places(traces, trace, weights, product))
-    if are_tokens is False or not are_scored_rows(frames, traces.table, weights, trace.dims, trace.keys):
-        return False
-    if are_tokens:
-        return True
-    table = AxisTable()
-    dims = table.add_dims(values.shape)
-    of_values = RowSearch(table).find(frames, values, dims)
-    if of_values is None:
-        return True
-    tokens = tuple(axis for n in find_key_places(traces, trace, weights, product) for axis in dims[n])
-    return {*table.expand_axes(tokens)} <= of_values.rows
-
-
 def mixes_layers(
     traces: Traces, frames: list[ModuleFrame], trace: Trace, weights: Tensor, values: Tensor, product: LabelledProduct | None
 ) -> bool:
@@ -119,12 +91,6 @@ def find_key_places(traces: Traces, trace: Trace, weights: Tensor, product: Labe
     own = zip(product.labels[place], traces.table.expand_dims(trace.dims), strict=True)
     summed = {label for label, axes in own if keys & {*axes}}
     return [n for n, label in enumerate(product.labels[1 - place]) if label in summed]
-
-
-def is_loss(frame: ModuleFrame, x: Tensor) -> bool:
-    """Return whether a tensor is what a loss function made, up to its layout."""
-    maker = skip_layouts(frame, weakref.ref(x))
-    return maker is not None and any(part in maker.name for part in ("loss", "cross_entropy", "kl_div"))
 
 
 def find_arguments(frame: ModuleFrame, x: Tensor) -> set[int]:
@@ -252,8 +218,7 @@ def shares_values(traces: Traces, frames: list[ModuleFrame], trace: Trace, weigh
     """Return whether rows of weights share values that they did not choose, or read other tokens, or pool all tokens."""
     product, are_windows = label_entries(weights, values), reads_windows(frames, weights, values, trace.extent)
     is_read = are_windows or is_shared(weights, values, trace.extent) or reads_other_tokens(frames, weights, values)
-    is_pooled = not is_read and pools_tokens(traces, frames, trace, weights, values, product)
-    if not (is_read or is_pooled) or is_routed(frames, weights, values):
+    if not is_read or is_routed(frames, weights, values):
         return False
     return are_windows or not mixes_layers(traces, frames, trace, weights, values, product)
 

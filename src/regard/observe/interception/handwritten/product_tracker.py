@@ -17,6 +17,7 @@ from regard.observe.interception.handwritten.product_roles import (
     is_value,
     makes_features,
     multiplies_features,
+    sums_softmax,
 )
 from regard.observe.interception.handwritten.products.contraction import find_operands
 from regard.observe.interception.handwritten.products.entry_products import EntryProducts
@@ -61,6 +62,8 @@ class ProductTracker(WeightTracker):
             values = values and not (are_feature_maps or is_factor(name, args, operands, x))
             if values and (trace.pairs or is_attention_product(self, frames, name, args, operands, x, trace, product)):
                 return self.complete_call(trace, x, product, name)
+            if trace.kind is TraceKind.WEIGHTS and not trace.pairs and sums_softmax(self, x, trace, product):
+                self.report_other_weights(x, trace, name)
             learned = any(isinstance(v, nn.Parameter) for v in others)
             if trace.kind is TraceKind.WEIGHTED and (trace.pairs or trace.shared) and not learned:
                 return self.complete_call(trace, x, None, "mul", name)  # with ones

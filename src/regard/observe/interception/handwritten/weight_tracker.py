@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
+from regard.observe.interception.attention_call import OtherWeights
 from regard.observe.interception.function_roles import Role, guards_norm, has_number_bounds, is_nonlinear, strip_affixes
 from regard.observe.interception.handwritten.ancestors.ancestor_search import find_ancestors
 from regard.observe.interception.handwritten.handwritten_call import OVERWRITTEN, HandwrittenCall
@@ -19,6 +20,7 @@ from regard.observe.interception.handwritten.scores.row_edits import keeps_numbe
 from regard.observe.interception.handwritten.scores.second_products import UsedWeights
 from regard.observe.interception.lookups import read_version
 from regard.observe.interception.provenance import FRESH, ModuleFrame
+from regard.observe.interception.thread_state import STATE, list_owners
 
 DECOMPOSES = {  # whose results are no scores: those of a covariance are vectors of channels
     *("linalg_eigh", "linalg_eig", "linalg_svd", "svd", "linalg_qr", "qr"),
@@ -130,6 +132,8 @@ class WeightTracker(ScoreTracker):
                 if trace.factors is not None and count_writes(trace.factors) != trace.writes:
                     return call._replace(product=None, unread=OVERWRITTEN)
                 return call
+            if trace.extent and not trace.pairs and trace.factors is not None and x.numel() == trace.extent * y.numel():
+                self.report_other_weights(trace.factors[0], trace, "mul", name)
         if role is Role.ADD and several and trace.pairs:
             return self.complete_call(trace, x, None, "mul", name)
         for one in results:
@@ -138,6 +142,13 @@ class WeightTracker(ScoreTracker):
             else:
                 self.follow(one, trace if keeps_entries(name, args, x, one) else trace._replace(factors=None), name)
         return None
+
+    def report_other_weights(self, x: Tensor, trace: Trace, *names: str) -> None:
+        """Report weights x that functions of these names multiplied with something and summed, of no known pair of tokens."""
+        STATE.effects += 1
+        kernel = " and ".join((trace.function, *map(strip_affixes, names)))
+        for watcher, name in list_owners():
+            watcher.handle_other_weights(OtherWeights(kernel, name, x.detach().clone()))
 
     def complete_call(self, trace: Trace, x: Tensor, product: LabelledProduct | None, *names: str) -> HandwrittenCall:
         """Return the call that a product of weights x with values completes, and stop following the weights."""
