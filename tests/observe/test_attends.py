@@ -112,7 +112,7 @@ def test_patched_weights_are_those_of_the_other_input(kind):
     assert_close(y, x + (theirs @ v).transpose(1, 2).flatten(2))
 
 
-def test_a_temperature_divides_the_logarithms_of_a_softmax_with_gradients():
+def test_a_temperature_divides_the_logarithms_of_a_softmax_and_other_weights_have_none():
     model, x = build_model("self")[:1], draw_tokens()
     with regard.intervene(model, regard.Temperature(layer=0, head=2, t=0.3)):
         changed = torch.autograd.grad(model(x).square().sum(), [*model.parameters()])
@@ -120,25 +120,26 @@ def test_a_temperature_divides_the_logarithms_of_a_softmax_with_gradients():
     model[0].weigh = lambda scores: weigh_by_softmax(scores / temperatures)
     for one, other in zip(changed, torch.autograd.grad(model(x).square().sum(), [*model.parameters()]), strict=True):
         assert_close(one, other)
+    model, change = build_model("implicit"), regard.Temperature(layer=0, t=0.3, kind="implicit")
+    with pytest.warns(UserWarning, match="scores that they were made of are not known"), regard.intervene(model, change):
+        model(x)
 
 
-def test_a_temperature_of_other_weights_is_warned_of():
-    model, x = build_model("implicit"), draw_tokens()
-    change, reason = regard.Temperature(layer=0, t=0.3, kind="implicit"), "the scores that they were made of are not known"
-    with pytest.warns(UserWarning, match=reason), regard.intervene(model, change):
-        y = model(x)
-    assert torch.equal(y, model(x))
+def test_steps_with_a_cache_are_one_map():
+    class Cached(nn.Module):
+        cache = torch.zeros(2, 0, WIDTH)
 
+        def forward(self, x: Tensor) -> Tensor:
+            self.cache = torch.cat([self.cache, x], 1)
+            past, t = self.cache.shape[1] - x.shape[1], self.cache.shape[1]
+            return regard.attends((x @ self.cache.mT).masked_fill(~CAUSAL[past:t, :t], -torch.inf).softmax(-1), self.cache)
 
-def test_more_queries_than_keys_are_cross_attention():
-    class Reader(nn.Module):
-        def forward(self, x: Tensor, memory: Tensor) -> Tensor:
-            return regard.attends((x @ memory.mT).softmax(-1), memory)
-
-    reader = Reader()
-    with regard.record(reader) as recording:
-        reader(draw_tokens(), torch.randn(2, 5, WIDTH))
-    assert recording.map(0, kind="cross").shape == (2, 1, T, 5)
+    steps, whole, x = Cached(), Cached(), draw_tokens()
+    with torch.no_grad(), regard.record(steps) as recording, regard.record(whole) as expected:
+        whole(x)
+        for part in x.split([5, 1, 1], 1):
+            steps(part)
+    assert_close(recording.map(0).dense(), expected.map(0).dense())
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def read_call(weights: Tensor, values: Tensor, heads: int, out: Tensor) -> tuple
     if matrix.nbytes > LIMIT_BYTES:
         raise UnreadableError(note.replace("are stored", "would be stored"))
     (n, t), is_softmax = matrix.shape[2:], has_unit_rows(matrix.detach(), 0.0)
-    plain = build_plain_call(matrix, v, kernel="regard.attends", can_use_cache=not is_softmax)
+    plain = build_plain_call(matrix, v, kernel="regard.attends", can_use_cache=n <= t)
     adapter = CallAdapter(
         lambda: out,
         lambda result: result.reshape(context.shape),
@@ -74,9 +74,9 @@ def read_call(weights: Tensor, values: Tensor, heads: int, out: Tensor) -> tuple
         change_weights=partial(change_softmax if is_softmax else hide_entries, matrix),
     )
     if is_softmax:
-        q, k = (matrix.new_zeros(1, 1, 1, 1).expand(b, h, count, 1) for count in (n, t))
+        k = v.detach().nan_to_num().to(matrix.dtype)  # which show a cache; all scores are 0
         bias = matrix.detach().to(score_dtype(matrix.dtype)).log()
-        call = replace(plain, q=q, k=k, bias=bias, scale=1.0, can_be_packed=False, note=note)
+        call = replace(plain, q=k.new_zeros(1).expand(context.shape), k=k, bias=bias, scale=1.0, can_be_packed=False, note=note)
         call.has_separate_sources, call.is_cross = has_separate_sources(STATE.frames, weights, values), True if n > t else None
         return call, adapter
     before = sample_state(v[:, :, : t - n].detach()) if 0 < n < t else None  # of the tokens before, as in a step
@@ -89,8 +89,7 @@ def change_softmax(weights: Tensor, visible: Tensor, factor: float) -> Tensor:
     """Compute the softmax of the logarithms of weights (b, h, q, k) times a factor, over the visible keys (q, k)."""
     largest = weights.detach().amax(-1, keepdim=True)
     left = weights.where(weights > 0, 1).div(largest.where(largest > 0, 1)).pow(factor).where(visible & (weights > 0), 0)
-    total = left.sum(-1, keepdim=True)
-    return left / total.where(total > 0, 1)
+    return left / left.sum(-1, keepdim=True).clamp(min=torch.finfo(left.dtype).tiny)
 
 
 def hide_entries(weights: Tensor, visible: Tensor, factor: float) -> Tensor:
