@@ -154,11 +154,11 @@ def find_scopes(module: nn.Module, name: str) -> list[tuple[Scope, str, Any]]:
     """Return where a part, a method or a function is looked up by name: scopes, the key in each, and what it holds."""
     modules = dict(module.named_modules())
     if name in modules:
-        return [(vars(modules[name]), "forward", modules[name].forward)]
+        return [(modules[name].__dict__, "forward", modules[name].forward)]
     path, _, method = name.rpartition(".")
     own = getattr(modules[path], method, None) if path in modules else None
     if inspect.isroutine(own):
-        return [(vars(modules[path]), method, own)]
+        return [(modules[path].__dict__, method, own)]
     kinds = {kind for one in modules.values() for kind in type(one).__mro__ if "forward" in vars(kind)}
     codes = [inspect.unwrap(vars(kind)["forward"]) for kind in kinds if not kind.__module__.startswith("torch.")]
     scopes = {id(code.__globals__): code.__globals__ for code in codes if inspect.isfunction(code)}

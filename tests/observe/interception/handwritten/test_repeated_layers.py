@@ -645,4 +645,4 @@ class DividedScores(nn.Module):
 def test_scores_of_each_layer_decide_whether_they_are_weights():
     with record(model := Stack([DividedScores(bias) for bias in (0, 9, 0, 9, 9)])) as recording:
         model(torch.randn(2, 5, C))
-    assert [call.name for call in recording.calls] == ["layers.1", "layers.3", "layers.4"]
+    assert [found.module for found in recording.other_weights] == ["layers.1", "layers.3", "layers.4"]
