@@ -30,6 +30,8 @@ from regard.observe.recorded_runs.words import TextPair, Words, place_sequence_w
 from regard.observe.token_places.places import CROSS, Place, Places, check_places, select_places
 from regard.terminal_escapes import escape_controls
 
+MOST_NAMES = 3  # of modules, in one sentence
+HELP = "recording.missed has the reasons, and regard.attends names the weights of your own code (docs/record.md)."
 NEITHER = "Either the model was not called, or no layer of it that record was to keep computed attention that it can follow."
 
 
@@ -177,6 +179,19 @@ class Recording(HtmlRepr):
         model = escape_controls(self.model)
         runs = f"{len(self.runs)} run{'s' * (len(self.runs) != 1)}"
         return f"Recording({model}, {runs}, {count_calls(len(self.calls), len(self.names))}{missed})"
+
+    def __str__(self) -> str:
+        return "\n".join(filter(None, (repr(self), self.describe_missed())))
+
+    def describe_missed(self) -> str:
+        """Return one sentence on the modules of which nothing was recorded, naming at most three; "" if there are none."""
+        recorded = {*self.names}
+        modules = [*dict.fromkeys(one.module for one in self.missed if one.module not in recorded)]
+        if not modules:
+            return ""
+        more = f" and {len(modules) - MOST_NAMES} more" if len(modules) > MOST_NAMES else ""
+        names = ", ".join(map(describe_module, modules[:MOST_NAMES]))
+        return f"Nothing was recorded of {escape_controls(names)}{more}: {HELP}"
 
 
 def place_tokens(recording: Recording, tokens: Any) -> Any:

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from regard.mechanism.arguments import add_article
 from regard.observe.interception.tensor_arguments import PLAIN
 
+UNFOLLOWED = "its weights are multiplied with the values in a way that is not followed: name them with regard.attends"
+
 
 class UnreadableError(Exception):
     """A call cannot be read; the text says why."""

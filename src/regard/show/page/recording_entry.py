@@ -425,10 +425,7 @@ def summarize_entry(entry: RecordingEntry) -> dict[str, Any]:
         "values": any(
             stored.v is not None for call in entry.recording.last.softmax_calls for stored in call.history.stored_calls
         ),
-        "missed": [
-            f"{describe_module(one.module)}: {one.kernel} was not recorded: {one.reason}."
-            for one in entry.recording.missed[:MAX_MISSED]
-        ],
+        "missed": describe_missed(entry.recording),
         "notes": [*entry.notes, *entry.described_implicit[1]],
         "examines": entry.text is not None,
         "attributable": entry.ids is not None,
@@ -436,3 +433,10 @@ def summarize_entry(entry: RecordingEntry) -> dict[str, Any]:
         "typed": entry.text if entry.story is None else None,
         "generated": entry.story is not None,
     }
+
+
+def describe_missed(recording: Recording) -> list[str]:
+    """Return a sentence on the modules of which nothing was recorded, and what of others was not."""
+    parts = [one for one in recording.missed if one.module in recording.names]
+    others = [f"{describe_module(one.module)}: {one.kernel} was not recorded: {one.reason}." for one in parts[:MAX_MISSED]]
+    return [*filter(None, [recording.describe_missed()]), *others]

@@ -34,15 +34,12 @@ from regard.observe.interception.handwritten.scores.stored_weights import (
 )
 from regard.observe.interception.handwritten.scores.unnormalized_call import build_unnormalized_call
 from regard.observe.interception.handwritten.softmax.undivided_contexts import DIVIDED, UNSEEN
-from regard.observe.interception.plain_tensors import UnreadableError
+from regard.observe.interception.plain_tensors import UNFOLLOWED, UnreadableError
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.thread_state import STATE
 
-UNFOLLOWED = "its weights are multiplied with the values in a way that is not followed, such as a loop over keys"
-OVERWRITTEN = "its weights or its values were overwritten before their products were summed"
 OWN_KEYS = "each query has keys and values of its own, as in attention over windows"
 OWN_VALUES = "each query has values of its own, as in {}"
-BLOCKS = "its softmax is computed over blocks of keys with a running maximum"
 GATED = "its weights are multiplied by a gate after the softmax, which the map leaves out"
 
 
@@ -54,7 +51,6 @@ class HandwrittenCall(NamedTuple):
     tensor: Tensor  # the weights
     product: LabelledProduct | None
     place: int  # of the weights among the product's operands
-    unread: str = UNFOLLOWED  # why it cannot be read without a product
 
     @property
     def values(self) -> Tensor:
@@ -71,12 +67,10 @@ def read_call(
     Raises UnreadableError if its parts are not known.
     """
     weights, product, place = product_call.trace, product_call.product, product_call.place
-    if product_call.tensor.layout is not torch.strided:
+    if product is None or weights.dims is None or product_call.tensor.layout is not torch.strided:
         raise UnreadableError(UNFOLLOWED)
-    if weights.dims is None:
-        raise UnreadableError(f"its weights or scores are rearranged by {describe(weights.changes)}, so its keys are not known")
-    if product is None or (product.added is not None and bool(take_local(product.added[0]).any())):
-        raise UnreadableError(product_call.unread)
+    if product.added is not None and bool(take_local(product.added[0]).any()):
+        raise UnreadableError(UNFOLLOWED)
     dims = product.build_dims(table, {place: weights.dims})
     value, own = product_call.values, dims[1 - place]
     groups = find_groups(product, place, weights, table, dims)
@@ -184,7 +178,7 @@ def build_call(
     has_exponentials = any(one in BASES for one in functions)
     is_exponential = has_exponentials and not trace.extent  # unlike that of a log_softmax
     if is_exponential and not MAXIMA_OF_TWO.isdisjoint(trace.changes):
-        raise UnreadableError(BLOCKS)
+        raise UnreadableError(UNFOLLOWED)  # an online softmax, over a block of keys
     divisor = None if not is_exponential or has_unit_rows(matrix, trace.eps) else matrix.sum(-1, keepdim=True)
     if trace.form is not None:
         try:

@@ -8,7 +8,7 @@ from torch import Tensor
 from regard.observe.interception.attention_call import OtherWeights
 from regard.observe.interception.function_roles import Role, guards_norm, has_number_bounds, is_nonlinear, strip_affixes
 from regard.observe.interception.handwritten.ancestors.ancestor_search import find_ancestors
-from regard.observe.interception.handwritten.handwritten_call import OVERWRITTEN, HandwrittenCall
+from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
 from regard.observe.interception.handwritten.product_roles import is_value, shares_values, sums_tokens
 from regard.observe.interception.handwritten.products.labelled_product import LabelledProduct, label_entries, label_sum
 from regard.observe.interception.handwritten.products.score_form import COPIES, PERMUTES, VIEWS, is_view_index
@@ -130,7 +130,7 @@ class WeightTracker(ScoreTracker):
                 product = None if trace.factors is None else label_sum(label_entries(*trace.factors), name, args, kwargs)
                 call = self.complete_call(trace, x if trace.factors is None else trace.factors[0], product, "mul", name)
                 if trace.factors is not None and count_writes(trace.factors) != trace.writes:
-                    return call._replace(product=None, unread=OVERWRITTEN)
+                    return call._replace(product=None)
                 return call
             if trace.extent and not trace.pairs and trace.factors is not None and x.numel() == trace.extent * y.numel():
                 self.report_other_weights(trace.factors[0], trace, "mul", name)

@@ -13,9 +13,8 @@ from regard.observe.interception.attention_call import MissedCall
 from regard.observe.interception.recurrent.recurrences import CLASSES, is_recurrent_name
 from regard.observe.interception.thread_state import STATE
 
-UNREAD = "it mixes tokens without a softmax, by code that regard does not know"
-SCORES = "it multiplies scores with values in a way that is not followed, and no softmax of these over tokens was seen"
-UNFOLLOWED = "it is called attention and projects queries, but no known kernel and no product of weights with values was seen"
+UNREAD = "it is called a recurrence, and no function of it is known: see regard.implied_map"
+UNSEEN = "it is called attention, and no attention of it was seen: name its weights with regard.attends"
 COMPILED = (  # of whatever attends in compiled code without being recorded
     "torch.compile bypasses the hooks of record, but for F.scaled_dot_product_attention in a graph that is compiled inside "
     "record: record the model before it is compiled"
@@ -70,7 +69,7 @@ def report_token_mixer(module: nn.Module, multiplies_scores: bool = False, reaso
     class_name = type(module).__name__
     is_recurrent = is_recurrent_name(class_name)
     is_named = is_recurrent or is_attention_name(class_name)
-    reason = reason or (UNREAD if is_recurrent else SCORES if multiplies_scores else UNFOLLOWED)
+    reason = reason or (UNREAD if is_recurrent else UNSEEN)
     for watcher in STATE.watchers:
         path = watcher.names.get(id(module))
         if path is not None and (is_named or is_attention_place(path.rpartition(".")[2], module, multiplies_scores)):
@@ -83,4 +82,4 @@ def is_part_of_attention(missed: MissedCall, name: str) -> bool:
     Only its place calls it attention.
     """
     is_part = missed.module != name and missed.module.rpartition(".")[0] == name
-    return is_part and missed.reason in (UNFOLLOWED, COMPILED) and not is_attention_name(missed.kernel)
+    return is_part and missed.reason in (UNSEEN, COMPILED) and not is_attention_name(missed.kernel)

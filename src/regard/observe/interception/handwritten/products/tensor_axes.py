@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.observe.interception.functions.distributed_tensors import RankSplit
-from regard.observe.interception.plain_tensors import UnreadableError, unwrap_tensor
+from regard.observe.interception.plain_tensors import UNFOLLOWED, UnreadableError, unwrap_tensor
 
 Axes = tuple[int, ...]  # numbers of axes, outermost first; an axis of size 1 is left out
 Dims = tuple[Axes, ...]  # the axes that each dimension of a tensor holds
@@ -141,7 +141,7 @@ class AxisTable:
         places = dict(zip(have, itertools.count(), strict=False))
         order = [places[axis] for axis in itertools.chain.from_iterable(groups) if axis in places]
         if len(order) < len(have):
-            raise UnreadableError("one of its tensors has axes that are neither batch, heads, queries nor keys")
+            raise UnreadableError(UNFOLLOWED)
         rank_split = self.rank_split
         x = unwrap_tensor(x if rank_split is None else rank_split.take_part(x, dims, self.sizes))
         if order != [*range(len(have))]:

@@ -19,7 +19,7 @@ from regard.observe.interception.handwritten.products.score_form import CHOOSES_
 from regard.observe.interception.handwritten.products.tensor_axes import Axes, AxisTable, Dims
 from regard.observe.interception.handwritten.products.traces import Trace
 from regard.observe.interception.head_counts import find_head_counts
-from regard.observe.interception.plain_tensors import UnreadableError
+from regard.observe.interception.plain_tensors import UNFOLLOWED, UnreadableError
 from regard.observe.interception.provenance import TOKEN
 from regard.observe.interception.thread_state import STATE
 
@@ -64,7 +64,7 @@ def find_groups(
         queries = next((axes for axes in reversed(row_axes) if not set(axes) & other), ())
     choice = describe_choice(weights.changes)
     if other & set(queries) or (choice and not queries and row_axes):
-        raise UnreadableError(f"its values differ from query to query{f': it is {choice} attention' if choice else ''}")
+        raise UnreadableError(UNFOLLOWED)
     rest = [tuple(axis for axis in axes if axis not in queries) for axes in rows]
     batch = [left for axes, left in zip(rows, rest, strict=True) if left or not axes]
     if not queries and () in batch:  # a single query, behind a single batch row if both are there
@@ -186,7 +186,7 @@ def split_folded_heads(table: AxisTable, given: list[Axes], folded: FoldedHeads)
         if not parts[1]:
             parts = [(axis,) for axis in table.split_axis(given[0][0], outer)]
         elif table.get_sizes(parts[0]) != [outer]:
-            raise UnreadableError("its heads and its batch rows share an axis that was split in another way")
+            raise UnreadableError(UNFOLLOWED)
     return (parts[1], parts[0]) if folded.is_before else (parts[0], parts[1])
 
 
@@ -214,7 +214,7 @@ def find_queries(form: ScoreForm | None, table: AxisTable, keys: Axes) -> Axes |
     is_second = bool({*keys} & {*a}) or not (keys or {*scores} & {*a} - {*b})  # of one key, queries have what one has alone
     mine, theirs = (b, a) if is_second else (a, b)
     if set(keys) & set(mine):
-        raise UnreadableError("its keys differ from query to query")
+        raise UnreadableError(UNFOLLOWED)
     shared = table.expand_axes(form.shared)
     return tuple(axis for axis in scores if axis in mine and axis not in theirs and axis not in shared)
 
