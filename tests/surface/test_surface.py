@@ -52,6 +52,7 @@ NOT_CALLED_BY_USERS = {  # methods of public classes that other code of ours cal
     "GPT2Config.describe",
     "GPT2Config.multiply_adds",
     "StackedHeads.project",
+    "Recording.describe_missed",
     *(
         f"{mask}.{name}"
         for mask in mechanism_calls.MASKS

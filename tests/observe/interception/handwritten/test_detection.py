@@ -437,7 +437,6 @@ def test_scores_that_are_multiplied_with_values_as_they_are_are_missed_in_a_modu
     recording, _ = record_and_compare(model, lambda m: m(x), missing=True)
     assert not recording.runs
     assert [(one.kernel, one.module) for one in recording.missed] == [("Kernels", "block.attn")]
-    assert "no softmax of these over tokens" in recording.missed[0].reason
 
 
 TABLE = (

@@ -156,8 +156,7 @@ def test_values_that_were_overwritten_are_missed(style):
         part = nn.Sequential(WeightedInPlace(style))
         recording, _ = record_and_compare(part, lambda model: model(torch.randn(B, T, C)), missing=True)
     assert not recording.calls
-    (missed,) = recording.missed
-    assert "were overwritten before their products were summed" in missed.reason
+    assert len(recording.missed) == 1
 
 
 class WindowAttention(nn.Module):

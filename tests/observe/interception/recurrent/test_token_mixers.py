@@ -6,9 +6,9 @@ from torch import Tensor, nn
 
 from observe.family import WORDS, B, Family
 from regard.observe import record
-from regard.observe.interception.recurrent.token_mixers import SCORES
+from regard.observe.interception.recurrent.token_mixers import UNSEEN
 
-REASON = "no known kernel and no product of weights with values"
+REASON = "no attention of it was seen"
 pytestmark = pytest.mark.filterwarnings("ignore:not recorded")
 
 
@@ -96,7 +96,7 @@ def test_scores_times_values_are_missed_in_a_module_that_projects_queries(name, 
     model = nn.Sequential(DotProduct(name))
     with record(model) as recording:
         model(torch.randn(2, 5, 8))
-    assert [(one.kernel, one.module, one.reason) for one in recording.missed] == [("DotProduct", "0", SCORES)] * is_missed
+    assert [(one.kernel, one.module, one.reason) for one in recording.missed] == [("DotProduct", "0", UNSEEN)] * is_missed
 
 
 class Projections(nn.Module):
