@@ -4,10 +4,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from observe.recording_checks import EQUAL, record_and_compare
+from observe.recording_checks import record_and_compare
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 B, T, C, D, STEPS = 2, 7, 11, 5, 3
@@ -18,84 +17,6 @@ WAYS: dict[str, Weigh] = {
     "einsum": lambda w, v: torch.einsum("bt,btc->bc", w, v),
     "sums": lambda w, v: (w.unsqueeze(-1) * v).sum(1),
 }
-
-
-class Step(nn.Module):
-    """A decoder that reads places of its encoder's outputs: tutorials of translation in PyTorch had it in 2017."""
-
-    def __init__(self, weigh: Weigh, projects: bool = False) -> None:
-        super().__init__()
-        self.attn, self.combine, self.cell, self.weigh = nn.Linear(2 * C, T), nn.Linear(2 * C, C), nn.GRUCell(C, C), weigh
-        self.project = nn.Linear(C, C) if projects else nn.Identity()
-
-    def forward(self, word: Tensor, state: Tensor, encoded: Tensor) -> tuple[Tensor, Tensor]:
-        weights = F.softmax(self.attn(torch.cat((word, state), 1)), dim=1)
-        read = self.weigh(weights, self.project(encoded))
-        return self.cell(F.relu(self.combine(torch.cat((word, read), 1))), state), weights
-
-
-class Translator(nn.Module):
-    def __init__(self, step: Step) -> None:
-        super().__init__()
-        self.encoder, self.decoder = nn.GRU(C, C, batch_first=True), step
-
-    def forward(self, x: Tensor) -> Tensor:
-        encoded, state = self.encoder(x)
-        state, weights = state[0], []
-        for step in range(STEPS):
-            state, found = self.decoder(x[:, step], state, encoded)
-            weights.append(found)
-        return torch.stack(weights, 1)
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("projects", [False, True])
-def test_weights_of_places_that_a_decoder_predicts_are_recorded_at_each_step(way, projects):
-    model = Translator(Step(WAYS[way], projects))
-    recording, weights = record_and_compare(model, lambda m: m(torch.randn(B, T, C)))
-    assert {call.name for call in recording.calls} == {"decoder"}
-    found = torch.cat([call.map.dense()[:, 0] for call in recording.calls], 1)
-    torch.testing.assert_close(found, weights, rtol=0, atol=EQUAL)
-
-
-class Sentence(nn.Module):
-    """The decoder of the tutorial as it was: one word of one sentence at a time, and outputs that a loop fills in."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder, self.decoder = nn.GRU(C, C), Word()
-
-    def forward(self, x: Tensor) -> Tensor:
-        encoded, state, weights = torch.zeros(T, C), torch.zeros(1, 1, C), []
-        for place, token in enumerate(x):
-            output, state = self.encoder(token.view(1, 1, -1), state)
-            encoded[place] = output[0, 0]
-        for word in range(STEPS):
-            state, found = self.decoder(torch.tensor([[word]]), state, encoded)
-            weights.append(found)
-        return torch.cat(weights)
-
-
-class Word(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.dropout, self.attn = nn.Embedding(STEPS, C), nn.Dropout(0.1), nn.Linear(2 * C, T)
-        self.attn_combine, self.gru = nn.Linear(2 * C, C), nn.GRU(C, C)
-
-    def forward(self, word: Tensor, hidden: Tensor, encoder_outputs: Tensor) -> tuple[Tensor, Tensor]:
-        embedded = self.dropout(self.embedding(word).view(1, 1, -1))
-        attn_weights = F.softmax(self.attn(torch.cat((embedded[0], hidden[0]), 1)), dim=1)
-        attn_applied = torch.bmm(attn_weights.unsqueeze(0), encoder_outputs.unsqueeze(0))
-        output = self.attn_combine(torch.cat((embedded[0], attn_applied[0]), 1)).unsqueeze(0)
-        return self.gru(F.relu(output), hidden)[1], attn_weights
-
-
-def test_a_decoder_of_one_sentence_is_recorded_at_each_word():
-    model = Sentence().eval()
-    recording, weights = record_and_compare(model, lambda m: m(torch.randn(T, C)))
-    assert {call.name for call in recording.calls} == {"decoder"}
-    found = torch.cat([call.map.dense()[0, 0] for call in recording.calls])
-    torch.testing.assert_close(found, weights, rtol=0, atol=EQUAL)
 
 
 class Combine(nn.Module):

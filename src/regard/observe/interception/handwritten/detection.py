@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from regard.observe.interception.function_roles import POWERS, Role, infer_role, name_exponential, strip_affixes
 from regard.observe.interception.handwritten.ancestors.ancestor_search import has_tokens, is_residual
-from regard.observe.interception.handwritten.ancestors.stacked_axes import has_stacked_layers
 from regard.observe.interception.handwritten.ancestors.token_pairs import find_pair
 from regard.observe.interception.handwritten.ancestors.windows import weighs_copies
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
@@ -191,7 +190,7 @@ class HandwrittenTracker(ProductTracker):
         self.has_gates |= y.shape[-1:] == (1,)
         if y.shape[-1:] == (1,) and y.shape[:-1] == x.shape[:-1] and x.shape != y.shape:
             pair = find_pair(frames[-1], x, over_last=True)
-            if pair is not None or (x.dim() > 3 and not has_stacked_layers(frames, x)):
+            if pair is not None:
                 self.start_scores(frames, y, pair)
                 return
         trace = next((one for _, one in settle_all(self, self.find_all([x]))), None)

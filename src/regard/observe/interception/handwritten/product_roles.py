@@ -8,28 +8,25 @@ from typing import Any
 from torch import Tensor
 
 from regard.observe.interception.function_roles import strip_affixes
-from regard.observe.interception.handwritten.ancestors.ancestor_search import has_tokens, is_end, is_routed, walk_back
+from regard.observe.interception.handwritten.ancestors.ancestor_search import has_tokens
 from regard.observe.interception.handwritten.ancestors.generated_matrices import multiplies_generated_matrix
 from regard.observe.interception.handwritten.ancestors.projections import find_projection, has_features_last
 from regard.observe.interception.handwritten.ancestors.query_axes import list_axes
 from regard.observe.interception.handwritten.ancestors.row_provenance import find_places_of_argument
-from regard.observe.interception.handwritten.ancestors.stacked_axes import are_stacked_tokens
 from regard.observe.interception.handwritten.ancestors.windows import reads_windows
-from regard.observe.interception.handwritten.products.contraction import is_shared
 from regard.observe.interception.handwritten.products.labelled_product import (
     LabelledProduct,
     Labels,
     find_axes,
-    label_entries,
     label_terms,
 )
 from regard.observe.interception.handwritten.products.tensor_axes import AxisTable, Dims
 from regard.observe.interception.handwritten.products.traces import Trace, Traced, TraceKind, Traces
 from regard.observe.interception.handwritten.scores.added_scores import SUM
-from regard.observe.interception.provenance import JOINS, TOKEN, ModuleFrame
+from regard.observe.interception.provenance import TOKEN, ModuleFrame
 
 
-def is_attention_product(
+def shares_values(
     traces: Traces,
     frames: list[ModuleFrame],
     name: str,
@@ -39,74 +36,17 @@ def is_attention_product(
     trace: Trace,
     product: LabelledProduct | None,
 ) -> bool:
-    """Return whether a product sums several rows of weights x along their softmax, for values that they did not choose."""
+    """Return whether a product sums several rows of weights x along their softmax, for values that all share, or windows."""
     if sums_softmax(traces, x, trace, product) is False:
         return False
-    others = [v for v in operands if v is not x]
-    are_windows = any(reads_windows(frames, x, v, trace.extent) for v in others)
-    rows = [] if product is None else product.list_rows(product.find_place(x))
-    if product is not None and not are_windows and mixes_within_tokens(frames, product, rows):
+    if any(reads_windows(frames, x, v, trace.extent) for v in operands if v is not x):
+        return True
+    if frames[-1].find_contents(weakref.ref(x)) < TOKEN:  # parameters alone, as of a mix of layers
         return False
-    shared, summed = find_axes(name, args, operands, x, product)
-    along = summed is None or not trace.extent or summed == trace.extent or trace.extent not in x.shape
-    shared = shared or are_windows or any(reads_other_tokens(frames, x, v) for v in others)
-    if not shared or not along or any(is_routed(frames, x, v) for v in others):
+    if product is not None and mixes_within_tokens(frames, product, product.list_rows(product.find_place(x))):
         return False
-    return are_windows or not any(mixes_layers(traces, frames, trace, x, v, product) for v in others)
-
-
-def reads_other_tokens(frames: list[ModuleFrame], weights: Tensor, values: Tensor) -> bool:
-    """Return whether layers of a module predicted a row of weights from several arguments, of which none is the values.
-
-    So a decoder reads the outputs of its encoder, an argument (b, k, d), with weights of places that it predicts from its state
-    and a word. Attention pooling scores the values, and experts are joined, or have outputs for each token of several.
-    """
-    frame = frames[-1]
-    made = frame.find_sources(weights)
-    if made is None or not made.projected or values.numel() <= weights.numel():
-        return False
-    own, others = find_arguments(frame, weights), find_arguments(frame, values)
-    if len(own) < 2 or len(others) != 1 or not own.isdisjoint(others):
-        return False
-    encoded = next((x for x in frame.input_tensors if id(weakref.ref(x)) in others), None)
-    return (
-        encoded is not None and encoded.dim() <= 3 and not (is_joined(frames[-1:], values) or is_joined(frames[:-1], encoded))
-    )
-
-
-def mixes_layers(
-    traces: Traces, frames: list[ModuleFrame], trace: Trace, weights: Tensor, values: Tensor, product: LabelledProduct | None
-) -> bool:
-    """Return whether a softmax weighs outputs of layers or experts that were stacked, as a scalar mix over layers does."""
-    trace = traces.find(weights) or trace
-    places = [] if product is None else find_key_places(traces, trace, weights, product)
-    return bool(places) and are_stacked_tokens(frames, values, places) is False
-
-
-def find_key_places(traces: Traces, trace: Trace, weights: Tensor, product: LabelledProduct) -> list[int]:
-    """Return the dimensions of what weights are multiplied with that are those of their softmax; none if it is not known."""
-    if trace.keys is None or trace.dims is None:
-        return []
-    keys, place = {*traces.table.expand_axes(trace.keys)}, product.find_place(weights)
-    own = zip(product.labels[place], traces.table.expand_dims(trace.dims), strict=True)
-    summed = {label for label, axes in own if keys & {*axes}}
-    return [n for n, label in enumerate(product.labels[1 - place]) if label in summed]
-
-
-def find_arguments(frame: ModuleFrame, x: Tensor) -> set[int]:
-    """Return the ids of the tokens among the arguments of a module that x was made of."""
-    ids = set[int]()
-    for _, (one, _), makers in walk_back([frame], (weakref.ref(x), 0), lambda *_: True):
-        is_argument = all(given is one for maker in makers for given in maker.given)  # also if it was changed in place
-        if is_argument and frame.find_contents(one) == TOKEN:
-            ids.add(id(one))
-    return ids
-
-
-def is_joined(frames: list[ModuleFrame], x: Tensor) -> bool:
-    """Return whether x was joined of several tensors in the running frames, behind the last layer."""
-    makers = walk_back(frames, (weakref.ref(x), 0), lambda maker, *_: not is_end(maker))
-    return any(maker.name in JOINS for _, _, found in makers for maker in found)
+    are_shared, summed = find_axes(name, args, operands, x, product)
+    return are_shared and (summed is None or not trace.extent or summed == trace.extent or trace.extent not in x.shape)
 
 
 def is_value(traces: Traces, frame: ModuleFrame, v: Tensor, trace: Trace) -> bool:
@@ -212,15 +152,6 @@ def makes_features(frames: list[ModuleFrame], product: LabelledProduct) -> bool:
     """Return whether a product's result is no scores: products of features with each other, sums over keys, or features."""
     is_square = product.operands[0] is product.operands[1] and not product.sums_several()
     return is_square or product.sums_rows() or multiplies_generated_matrix(frames, product)
-
-
-def shares_values(traces: Traces, frames: list[ModuleFrame], trace: Trace, weights: Tensor, values: Tensor) -> bool:
-    """Return whether rows of weights share values that they did not choose, or read other tokens, or pool all tokens."""
-    product, are_windows = label_entries(weights, values), reads_windows(frames, weights, values, trace.extent)
-    is_read = are_windows or is_shared(weights, values, trace.extent) or reads_other_tokens(frames, weights, values)
-    if not is_read or is_routed(frames, weights, values):
-        return False
-    return are_windows or not mixes_layers(traces, frames, trace, weights, values, product)
 
 
 def sums_tokens(traces: Traces, frames: list[ModuleFrame], trace: Trace) -> bool | None:

@@ -9,7 +9,6 @@ from regard.observe.interception.function_roles import Role
 from regard.observe.interception.handwritten.ancestors.ancestor_search import has_tokens
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
 from regard.observe.interception.handwritten.product_roles import (
-    is_attention_product,
     is_factor,
     is_score_matrix,
     is_sum_of_heads,
@@ -17,6 +16,7 @@ from regard.observe.interception.handwritten.product_roles import (
     is_value,
     makes_features,
     multiplies_features,
+    shares_values,
     sums_softmax,
 )
 from regard.observe.interception.handwritten.products.contraction import find_operands
@@ -60,7 +60,7 @@ class ProductTracker(WeightTracker):
             values = trace.kind is TraceKind.WEIGHTS and any(is_value(self, frames[-1], v, trace) for v in others)
             values = values and not (is_sum_of_scores(self, trace, x, product) or is_sum_of_heads(self, trace, x, product))
             values = values and not (are_feature_maps or is_factor(name, args, operands, x))
-            if values and (trace.pairs or is_attention_product(self, frames, name, args, operands, x, trace, product)):
+            if values and (trace.pairs or shares_values(self, frames, name, args, operands, x, trace, product)):
                 return self.complete_call(trace, x, product, name)
             if trace.kind is TraceKind.WEIGHTS and not trace.pairs and sums_softmax(self, x, trace, product):
                 self.report_other_weights(x, trace, name)

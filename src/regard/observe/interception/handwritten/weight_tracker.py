@@ -8,8 +8,10 @@ from torch import Tensor
 from regard.observe.interception.attention_call import OtherWeights
 from regard.observe.interception.function_roles import Role, guards_norm, has_number_bounds, is_nonlinear, strip_affixes
 from regard.observe.interception.handwritten.ancestors.ancestor_search import find_ancestors
+from regard.observe.interception.handwritten.ancestors.windows import reads_windows
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
-from regard.observe.interception.handwritten.product_roles import is_value, shares_values, sums_tokens
+from regard.observe.interception.handwritten.product_roles import is_value, sums_tokens
+from regard.observe.interception.handwritten.products.contraction import is_shared
 from regard.observe.interception.handwritten.products.labelled_product import LabelledProduct, label_entries, label_sum
 from regard.observe.interception.handwritten.products.score_form import COPIES, PERMUTES, VIEWS, is_view_index
 from regard.observe.interception.handwritten.products.traces import ActivatedScores, Trace, TraceKind
@@ -19,7 +21,7 @@ from regard.observe.interception.handwritten.scores.entry_sources import drop_re
 from regard.observe.interception.handwritten.scores.row_edits import keeps_numbers
 from regard.observe.interception.handwritten.scores.second_products import UsedWeights
 from regard.observe.interception.lookups import read_version
-from regard.observe.interception.provenance import FRESH, ModuleFrame
+from regard.observe.interception.provenance import FRESH, TOKEN, ModuleFrame
 from regard.observe.interception.thread_state import STATE, list_owners
 
 DECOMPOSES = {  # whose results are no scores: those of a covariance are vectors of channels
@@ -54,7 +56,9 @@ class WeightTracker(ScoreTracker):
         values = [v for v in tensors if v is not x and is_value(self, frames[-1], v, trace)]
         if y.numel() <= trace.size:  # one over the sums of exponentials, for each edge
             values = [v for v in values if id(weakref.ref(x)) not in find_ancestors(frames[-1:], v)]
-        shared = not trace.pairs and any(shares_values(self, frames, trace, x, v) for v in values)
+        may_share = not trace.pairs and frames[-1].find_contents(weakref.ref(x)) == TOKEN
+        is_read = (is_shared(x, v, trace.extent) or reads_windows(frames, x, v, trace.extent) for v in values)
+        shared = may_share and any(is_read)
         if values:
             is_broadcast = y.numel() > min(trace.size, values[0].numel()) or trace.is_by_channel
             factors = (x, values[0]) if len(tensors) == 2 and is_broadcast else None  # else they may be a mask too

@@ -208,34 +208,12 @@ def test_weights_that_heads_share_keep_their_batch():
     torch.testing.assert_close(recording.map(0).dense()[:, 0], part.weights, rtol=0, atol=1e-6)
 
 
-class Unconditional(nn.Module):
-    """Weights of each head that are parameters, which a batch shares. https://arxiv.org/abs/2005.00743"""
-
-    def __init__(self, share: Callable[[Tensor, int], Tensor]) -> None:
-        super().__init__()
-        self.table, self.value, self.share = nn.Parameter(torch.randn(3, 7, 7)), nn.Linear(12, 12), share
-
-    def forward(self, x: Tensor) -> Tensor:
-        v = self.value(x).unflatten(-1, (3, 4)).transpose(1, 2)
-        return (self.share(self.table.softmax(-1), len(x)) @ v).transpose(1, 2).flatten(2)
-
-
 SHARED: dict[str, Callable[[Tensor, int], Tensor]] = {
     "as they are": lambda weights, b: weights,
     "with a batch of 1": lambda weights, b: weights.unsqueeze(0),
     "expanded": lambda weights, b: weights.expand(b, -1, -1, -1),
     "repeated": lambda weights, b: weights.repeat(b, 1, 1, 1),
 }
-
-
-@pytest.mark.parametrize("share", SHARED)
-@pytest.mark.parametrize("batch", [1, 2, 3])
-def test_heads_of_weights_that_a_batch_shares_are_heads(share, batch):
-    part = Unconditional(SHARED[share])
-    recording, _ = record_and_compare(nn.Sequential(part), lambda m: m(torch.randn(batch, 7, 12)))
-    found = recording.map(0).dense()
-    assert found.shape == (1, 3, 7, 7)
-    torch.testing.assert_close(found[0], part.table.softmax(-1), rtol=0, atol=1e-6)
 
 
 class Stacked(nn.Module):

@@ -12,7 +12,6 @@ from regard.observe.interception.provenance import LEARNED, ModuleFrame, Operati
 MAX_STEPS = 12  # operations to search back for a pair
 MAX_VISITED = 10_000  # tensors to visit
 MAX_SCANNED = 1_000  # results of a module to search for all uses of a tensor
-CHOOSES = ("topk", "sort", "max", "min", "kthvalue", "median", "mode", "cummax", "cummin")  # values and their indices
 VIEWED = {  # functions whose results are views
     *("chunk", "split", "split_with_sizes", "unbind", "getitem", "select", "narrow"),
     *("view", "unflatten", "unsqueeze", "squeeze"),
@@ -59,11 +58,6 @@ def is_expanded(frame: ModuleFrame, x: TensorRef, size: int) -> bool:
     return any(max(maker.sizes, default=size) < size for maker in frame.find_makers(x))
 
 
-def is_routed(frames: list[ModuleFrame], weights: Tensor, values: Tensor) -> bool:
-    """Return whether values were chosen or made with the scores of their own weights, as a router's experts are."""
-    return bool(find_scores(frames, weights) & find_ancestors(frames, values))
-
-
 def is_residual(frames: list[ModuleFrame], x: Tensor, result: Tensor) -> bool:
     """Return whether a tensor was made from x and has its shape, so that their sum is a residual connection.
 
@@ -103,28 +97,6 @@ def walk_back(
 def is_end(maker: Operation) -> bool:
     """Return whether an operation is a module, or a product, whose arguments are other tokens than its result."""
     return maker.child is not None or infer_role(maker.name) in (Role.PRODUCT, Role.CONVOLUTION)
-
-
-def find_scores(frames: list[ModuleFrame], weights: Tensor) -> set[int]:
-    """Return the ids of the tensors that weights were made from.
-
-    The search goes back to the output of a module or of a product, and includes all results of modules and of selections, as
-    topk's. Where one of these ran in a module, what else the module was called with is a mask, which other layers may share.
-    """
-
-    def goes_on(maker: Operation, n: int, size: int) -> bool:
-        return n <= size and not is_end(maker)  # a larger tensor also holds something else
-
-    ids, arguments, has_end, inner = set[int](), set[int](), False, frames[-1]
-    for frame, (one, _), makers in walk_back(frames, (weakref.ref(weights), weights.numel()), goes_on):
-        if has_end and frame is not inner:
-            break
-        (ids if makers else arguments).add(id(one))
-        has_end, inner = has_end or any(map(is_end, makers)), frame
-        for maker in makers:
-            if maker.child or maker.name in CHOOSES:
-                ids |= {id(other) for other in maker.results}
-    return ids if has_end else ids | arguments
 
 
 def find_ancestors(frames: list[ModuleFrame], x: Tensor | TensorRef) -> set[int]:

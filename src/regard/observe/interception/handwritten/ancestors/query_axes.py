@@ -60,12 +60,6 @@ def find_row_axes(
     return RowSearch(table, tokens, others).find(frames, q, dims) if q.numel() else None
 
 
-def are_scored_rows(frames: list[ModuleFrame], table: AxisTable, weights: Tensor, dims: Dims, keys: Axes) -> bool:
-    """Return whether the keys of a softmax are rows of a layer that scored them, as tokens are, and not its features."""
-    found = RowSearch(table, through_scores=True).find(frames, weights, dims) if weights.numel() else None
-    return found is not None and {*table.expand_axes(keys)} <= found.rows
-
-
 def list_axes(table: AxisTable, dims: Dims) -> set[int]:
     """Return all axes of a tensor, where those that were split are their parts."""
     return {axis for axes in table.expand_dims(dims) for axis in axes}

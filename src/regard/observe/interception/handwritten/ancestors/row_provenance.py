@@ -20,7 +20,7 @@ from regard.observe.interception.handwritten.ancestors.token_factors import find
 from regard.observe.interception.handwritten.products.labelled_product import label_terms
 from regard.observe.interception.handwritten.products.tensor_axes import Axes, AxisTable, Dims
 from regard.observe.interception.head_counts import find_head_counts
-from regard.observe.interception.lookups import JOINS_PARTS, PERMUTES_AXES, PRODUCTS_OF_TWO, SPLITS, Lookup
+from regard.observe.interception.lookups import JOINS_PARTS, PERMUTES_AXES, PRODUCTS_OF_TWO, SPLITS
 from regard.observe.interception.provenance import TOKEN, ModuleFrame, Operation
 
 STEPS = 40  # functions that are followed back, at most
@@ -47,12 +47,10 @@ class RowSearch:
     """The search for the rows of a tensor. Axes that were cut out of others are known by these.
 
     With some axes that are tokens, and others that are batch or heads, arguments of the model show their rows too.
-    `through_scores` also goes back from weights to the tokens that were scored: through a softmax, sums over the last axis,
-    and products with weights that sum over any axis.
     """
 
-    def __init__(self, table: AxisTable, tokens: Axes = (), others: Axes = (), through_scores: bool = False) -> None:
-        self.table, self.tokens, self.others, self.through_scores = table, tokens, others, through_scores
+    def __init__(self, table: AxisTable, tokens: Axes = (), others: Axes = ()) -> None:
+        self.table, self.tokens, self.others = table, tokens, others
         self.uncut: dict[int, Axes] = {}  # what an axis of the whole stands for, by its number
         self.joined = set[int]()  # those of them whose other parts may have been made otherwise
 
@@ -188,11 +186,6 @@ class RowSearch:
             shape = () if maker.shapes is None or 0 in maker.shapes.result else maker.shapes.given[0]
             hides_axis = any(size == 1 and axes for axes, size in zip(dims, shape, strict=False))  # one entry shows no axis
             return None if hides_axis or 0 in shape or len(shape) != len(dims) else Place(largest, self.widen(dims, shape))
-        if name in ("topk", "sort") and self.through_scores and maker.shapes is not None:
-            fitted = fit_dims(dims, len(maker.shapes.result))
-            return None if fitted is None else Place(largest, self.widen(fitted, maker.shapes.given[0]))
-        if self.through_scores and maker.lookup is not None:
-            return self.step_back_lookup(maker, maker.lookup, dims)
         if core in ("view_as_real", "view_as_complex"):
             pair = self.table.add_axis(2)
             return Place(largest, dims[:-1] if core == "view_as_real" else (*dims, pair))
@@ -200,11 +193,7 @@ class RowSearch:
             return self.step_back_permutation(maker, dims)
         if core in PRODUCTS_OF_TWO or name in PRODUCTS_OF_TWO:
             return self.step_back_product(frame, maker, dims)
-        if self.through_scores and core == "sum" and maker.dim in (-1, len(dims)):
-            count = math.prod(self.table.get_sizes([axis for axes in self.table.expand_dims(dims) for axis in axes]))
-            return Place(maker.given[0], (*dims, self.table.add_axis(maker.sizes[0] // max(count, 1))))
-        is_softmax = self.through_scores and infer_role(name) in (Role.SOFTMAX, Role.LOG_SOFTMAX)
-        if infer_role(name) not in BY_ENTRY and core not in SAME_ENTRIES and not is_softmax:
+        if infer_role(name) not in BY_ENTRY and core not in SAME_ENTRIES:
             return None
         size = math.prod(self.table.get_sizes([axis for axes in self.table.expand_dims(dims) for axis in axes]))
         return Place(largest, dims) if max(maker.sizes) == size else None
@@ -259,14 +248,6 @@ class RowSearch:
                 found.append(self.table.add_axis(size) if type(one) is int else self.widen_axes(left.pop(0), size))
         return Place(maker.given[0], tuple(found))
 
-    def step_back_lookup(self, maker: Operation, lookup: Lookup, dims: Dims) -> Place | None:
-        """Return the tensor of which an index picked entries along one axis, and the axes of its dimensions."""
-        keeps_rank = len(lookup.indices) == 1 and (maker.name in ("gather", "take_along_dim") or lookup.indices[0].dim() == 1)
-        if lookup.dim is None or not keeps_rank or -lookup.dim > len(dims):
-            return None
-        place = len(dims) + lookup.dim
-        return Place(maker.given[0], (*dims[:place], self.widen_axes(dims[place], lookup.size), *dims[place + 1 :]))
-
     def step_back_pattern(self, maker: Operation, dims: Dims) -> Place | None:
         """Return the tensor that einops's layer Rearrange was given, and the axes of its dimensions."""
         assert maker.shapes is not None
@@ -298,7 +279,7 @@ class RowSearch:
 
     def step_back_product(self, frame: ModuleFrame, maker: Operation, dims: Dims) -> Place | None:
         """Return the tokens that a product multiplies with weights, with the axes that are theirs."""
-        labels = label_factors(frame, maker, over_last=not self.through_scores)
+        labels = label_factors(frame, maker)
         if labels is None or len(labels.result) != len(dims):
             return None
         axes = dict(zip(labels.result, dims, strict=True))

@@ -43,8 +43,8 @@ def find_token_place(frame: ModuleFrame, maker: Operation) -> int | None:
     return tokens[0] if len(tokens) == 1 else None
 
 
-def label_factors(frame: ModuleFrame, maker: Operation, over_last: bool = True) -> Factors | None:
-    """Return the labels of a product of tokens with weights over the last axis of the tokens, or any; else None."""
+def label_factors(frame: ModuleFrame, maker: Operation) -> Factors | None:
+    """Return the labels of a product of tokens with weights over the last axis of the tokens; None for another one."""
     place = find_token_place(frame, maker) if maker.name in PRODUCTS_OF_TWO and maker.shapes is not None else None
     if place is None or maker.shapes is None:
         return None
@@ -53,7 +53,7 @@ def label_factors(frame: ModuleFrame, maker: Operation, over_last: bool = True) 
     if product is None:
         return None
     n = product.find_place(operands[place])
-    if not product.labels[n] or (over_last and product.labels[n][-1] in product.result):
+    if not product.labels[n] or product.labels[n][-1] in product.result:
         return None
     return Factors(product.labels[n], product.labels[1 - n], product.result, place, maker.shapes.given[place])
 

@@ -1,13 +1,12 @@
 """The axes of a product of weights with values: which are batch, heads, queries and keys."""
 
 import math
-import weakref
 from typing import NamedTuple
 
 from torch import Tensor
 
 from regard.observe.interception.folded_heads import FoldedHeads, find_folded_heads
-from regard.observe.interception.handwritten.ancestors.query_axes import are_scored_rows, find_row_axes, list_axes
+from regard.observe.interception.handwritten.ancestors.query_axes import find_row_axes, list_axes
 from regard.observe.interception.handwritten.products.head_guesses import (
     count_tokens,
     describe_guess,
@@ -20,7 +19,6 @@ from regard.observe.interception.handwritten.products.tensor_axes import Axes, A
 from regard.observe.interception.handwritten.products.traces import Trace
 from regard.observe.interception.head_counts import find_head_counts
 from regard.observe.interception.plain_tensors import UNFOLLOWED, UnreadableError
-from regard.observe.interception.provenance import TOKEN
 from regard.observe.interception.thread_state import STATE
 
 
@@ -70,16 +68,12 @@ def find_groups(
     if not queries and () in batch:  # a single query, behind a single batch row if both are there
         del batch[len(batch) - 1 - batch[::-1].index(())]
     given = [axes for axes in batch if axes]
-    has_heads_alone = len(given) == 1 and is_shared_by_batch(product, place, weights, dims)
     tokens = count_tokens(table, queries, keys)
     values = product.operands[1 - place], dims[1 - place]
-    of_weights = product.operands[place], dims[place]
-    is_pooled = not (weights.pairs or queries) and are_scored_rows(STATE.frames, table, *of_weights, keys)
-    found, may_project = None, (weights.pairs or is_pooled) and not has_heads_alone
-    is_within = may_project and bool(keys) and attends_within_tokens(table, keys, *values)
+    found, is_within = None, weights.pairs and bool(keys) and attends_within_tokens(table, keys, *values)
     batch, given, (own_of_values,) = ([*map(table.expand_axes, one)] for one in (batch, given, [(*other,)]))  # split by that
     other = {*own_of_values}
-    if may_project and not is_within:
+    if weights.pairs and not is_within:
         tensors = [] if form is None else [(form.a, form.a_dims), (form.b, form.b_dims)]
         projected = [one for one in tensors if not list_axes(table, one[1]).intersection(keys)]  # the queries
         found = split_projected(table, given, queries, keys, other, [*projected, values])
@@ -87,12 +81,12 @@ def find_groups(
         queries = tuple(axis for axis in table.expand_axes(queries) if axis not in found[1])
     elif (found := join_queries_to_heads(table, batch, queries, other)) is not None:
         queries = ()
-    elif may_project:
+    elif weights.pairs:
         found = split_as_made(table, given, *values)
     guess = ""
     if found is None:
-        found = ((), given[0]) if has_heads_alone else split_grouped_heads(table, batch, other, tokens)
-        guess = describe_guess(table, given, *found) if may_project else ""
+        found = split_grouped_heads(table, batch, other, tokens)
+        guess = describe_guess(table, given, *found) if weights.pairs else ""
     before, heads = found
     if weights.pairs and (folded := find_folded_queries(table, queries, heads)):
         heads, queries = (*heads, *folded), tuple(axis for axis in table.expand_axes(queries) if axis not in folded)
@@ -188,20 +182,6 @@ def split_folded_heads(table: AxisTable, given: list[Axes], folded: FoldedHeads)
         elif table.get_sizes(parts[0]) != [outer]:
             raise UnreadableError(UNFOLLOWED)
     return (parts[1], parts[0]) if folded.is_before else (parts[0], parts[1])
-
-
-def is_shared_by_batch(product: LabelledProduct, place: int, weights: Trace, dims: tuple[Dims, Dims, Dims]) -> bool:
-    """Return whether no token made weights, operand `place` of a product, and values have a batch before all their axes.
-
-    The operand may be a part of the weights, if the batch repeats them.
-    """
-    own, others = (dict(zip(product.labels[n], dims[n], strict=True)) for n in (place, 1 - place))
-    missing = [label for label in product.result if others.get(label) and not own.get(label)]
-    first = next((label for label in product.result if others.get(label)), None)
-    if len(missing) < 2 or missing[0] != first:  # the other one is the width
-        return False
-    tensor = weights.tensor()
-    return tensor is not None and bool(STATE.frames) and STATE.frames[-1].find_contents(weakref.ref(tensor)) < TOKEN
 
 
 def find_queries(form: ScoreForm | None, table: AxisTable, keys: Axes) -> Axes | None:
