@@ -13,7 +13,7 @@ from torch._C import _push_on_torch_function_stack as push
 
 from regard.observe.interception import function_mode, module_calls, reentrant_checkpoints, started_threads
 from regard.observe.interception.compiled import torch_compile
-from regard.observe.interception.functions import additive, beam_rows, block_sparse, flex, hf_registry, shared_rows, torchscript
+from regard.observe.interception.functions import additive, beam_rows, block_sparse, flex, hf_registry, shared_rows
 from regard.observe.interception.patching import AttributePatch, PatchSet
 from regard.observe.interception.recurrent import recurrences
 from regard.observe.interception.skippable import find_skippable
@@ -38,7 +38,6 @@ def build_patches() -> list[AttributePatch]:
         + additive.build_patches()
         + beam_rows.build_patches()
         + block_sparse.build_patches()
-        + torchscript.build_patches()
         + started_threads.build_patches()
         + recurrences.build_patches()
         + shared_rows.build_patches()

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.overrides import TorchFunctionMode
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from regard.observe.interception.call_dispatch import explain_error, report_missed
-from regard.observe.interception.function_roles import MULTIPLIES, Role, find_activation_name
+from regard.observe.interception.function_roles import Role, find_activation_name
 from regard.observe.interception.functions.function_wrappers import classify_function, may_be_held
 from regard.observe.interception.handwritten.detection import HandwrittenTracker
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
@@ -23,7 +22,7 @@ from regard.observe.interception.handwritten.scores.weight_steps import WeightSt
 from regard.observe.interception.handwritten.softmax.undivided_contexts import UndividedContexts
 from regard.observe.interception.handwritten_calls import HandwrittenCalls
 from regard.observe.interception.pixels.pixel_positions import PixelPositions
-from regard.observe.interception.plain_tensors import disable_modes, is_readable
+from regard.observe.interception.plain_tensors import disable_modes
 from regard.observe.interception.provenance import PARAMETRIZES, ModuleFrame
 from regard.observe.interception.repeated.repeated_layers import RepeatedLayers
 from regard.observe.interception.repeated.step_description import LayerStep
@@ -32,9 +31,6 @@ from regard.observe.interception.tensor_arguments import list_tensors_by_place
 from regard.observe.interception.thread_state import STATE
 
 MADE, SIZE = (Tensor, tuple, list), torch.Size
-OPAQUE = (
-    "its tensors are of type {}, which has no data of its own, so that attention written out by hand is not followed in them"
-)
 FAILED = "scores were followed until an operation could not be: {}"
 BY_ITSELF = "this kernel was called directly, not through F.scaled_dot_product_attention"
 
@@ -50,7 +46,6 @@ class AttentionFunctionMode(HandwrittenCalls, TorchFunctionMode):
         self.positions = PixelPositions()
         self.layers = RepeatedLayers(self)
         self.weight_steps = WeightSteps()
-        self.opaque_weights = WeakTensorKeyDictionary()  # results of a softmax of tensors without data of their own
 
     def reset(self, changes_scores: bool) -> None:
         """Clear the followed tensors when a forward starts; `changes_scores` says whether weights may be computed again."""
@@ -58,7 +53,6 @@ class AttentionFunctionMode(HandwrittenCalls, TorchFunctionMode):
         self.tracker.clear()
         self.undivided.clear()
         self.positions.clear()
-        self.opaque_weights.clear()
         self.layers.clear()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -157,8 +151,6 @@ class AttentionFunctionMode(HandwrittenCalls, TorchFunctionMode):
         elif self.weight_steps.is_active:
             self.keep_step(func, name, *given, outputs)
         frames[-1].log_operation(args, kwargs, outputs, name)
-        if type(result) is not Tensor and isinstance(result, Tensor) and not is_readable(result):
-            self.report_opaque(name, role, args, result)
         return result
 
     def follow_function(self, frames: Any, func: Any, name: str, *call: Any) -> HandwrittenCall | None:
@@ -206,14 +198,6 @@ class AttentionFunctionMode(HandwrittenCalls, TorchFunctionMode):
         """Report that nothing is followed any further in this forward."""
         self.tracker.clear()
         report_missed(f"by hand: {name}", FAILED.format(explain_error(error)))
-
-    def report_opaque(self, name: str, role: Role | None, args: Any, result: Tensor) -> None:
-        """Report a product with weights that a softmax of tensors without data of their own has made."""
-        uses_weights = any(isinstance(x, Tensor) and x in self.opaque_weights for x in args)
-        if uses_weights and name in MULTIPLIES:
-            report_missed(f"by hand: softmax and {name}", OPAQUE.format(type(result).__name__))
-        elif role is Role.SOFTMAX or (uses_weights and role not in (Role.ADD, Role.PRODUCT)):
-            self.opaque_weights[result] = None
 
 
 def log_child(frame: ModuleFrame, child: nn.Module, args: Any, kwargs: Any, output: Any) -> None:

@@ -25,7 +25,6 @@ from regard.observe.interception.handwritten.product_tracker import ProductTrack
 from regard.observe.interception.handwritten.products.labelled_product import separate_entry_factors
 from regard.observe.interception.handwritten.products.score_form import QUOTIENTS
 from regard.observe.interception.handwritten.products.traces import TraceKind, is_followable, join_roots, list_parts
-from regard.observe.interception.handwritten.scores.added_scores import SUM, count_functions_of_sum
 from regard.observe.interception.handwritten.scores.head_mixing import describe_mixing, has_projection, is_head_mixing
 from regard.observe.interception.handwritten.scores.moved_entries import (
     fills_followed,
@@ -172,12 +171,7 @@ class HandwrittenTracker(ProductTracker):
         self, frames: list[ModuleFrame], role: Role | None, name: str, args: Any, tensors: list[Tensor], y: Tensor
     ) -> None:
         """Follow the result y of a function of tensors that are not followed."""
-        core = strip_affixes(name)
-        if role is Role.NONLINEAR:
-            count = count_functions_of_sum(frames[-1], args[0])
-            if count is not None:
-                self.start_weights(y, core, SUM, is_by_channel=count == 0 and y.dim() > 3)
-        elif role is Role.MULTIPLY:
+        if role is Role.MULTIPLY:
             self.entry_products.add(name, args, y)
         if tensors and y.numel() < tensors[0].numel():
             self.follow_features(frames, tensors[0], y)

@@ -22,7 +22,6 @@ from regard.observe.interception.handwritten.products.labelled_product import (
 )
 from regard.observe.interception.handwritten.products.tensor_axes import AxisTable, Dims
 from regard.observe.interception.handwritten.products.traces import Trace, Traced, TraceKind, Traces
-from regard.observe.interception.handwritten.scores.added_scores import SUM
 from regard.observe.interception.provenance import TOKEN, ModuleFrame
 
 
@@ -112,7 +111,7 @@ def is_sum_of_scores(traces: Traces, trace: Trace, x: Tensor, product: LabelledP
     place = product.find_place(x)
     own, other = product.labels[place], product.labels[1 - place]
     if trace.activated is None and trace.pairs:
-        return trace.changes[:1] == (SUM,) and set(own) == set(other)  # gates of channels and places
+        return False
     widths = [size for label, size in zip(other, product.operands[1 - place].shape, strict=True) if label not in own]
     return not widths if trace.activated is None else all(size == 1 for size in widths)  # heads may have width 1
 

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from regard.observe.interception.function_roles import Role, strip_affixes
@@ -12,10 +11,8 @@ from regard.observe.interception.handwritten.ancestors.token_pairs import (
     Pair,
     find_pair,
     is_broadcast_pair,
-    is_sum_of_broadcast,
     multiplies_copies,
 )
-from regard.observe.interception.handwritten.ancestors.windows import is_row_for_each_token
 from regard.observe.interception.handwritten.products.entry_products import Factors
 from regard.observe.interception.handwritten.products.labelled_product import LabelledProduct
 from regard.observe.interception.handwritten.products.score_form import StepKind, start_form
@@ -54,12 +51,6 @@ class ScoreTracker(Traces):
         properties: dict[str, Any] = {"dims": dims, "form": form, "changes": () if form is not None else (NO_PRODUCT,)}
         sources = None if pair is None else has_separate_sources(frames, *pair)
         self.start(y, TraceKind.SCORES, pairs=True, roots=roots, has_separate_sources=sources, **properties)
-
-    def start_weights(self, y: Tensor, function: str = "exp", made: str = NO_PRODUCT, is_by_channel: bool = False) -> None:
-        """Start following what a function made of scores of pairs that are no product, for each channel or not."""
-        dims = self.table.add_dims(y.shape)
-        known: dict[str, Any] = {"function": function, "is_by_channel": is_by_channel, "dims": dims, "changes": (made,)}
-        self.start(y, TraceKind.WEIGHTS, pairs=True, **known)
 
     def follow_features(
         self,
@@ -104,24 +95,8 @@ class ScoreTracker(Traces):
             dims = properties["dims"]
             if dims is not None and type(axis) is int and extent:
                 properties["keys"] = dims[axis]
-            pairs, is_by_channel, function = bool(scores), False, strip_affixes(name)
+            pairs, function = bool(scores), strip_affixes(name)
             if not traced and x is not None and extent > 1:
-                is_by_channel = scores_channels(frame, x, y.shape, axis)
                 is_outer = y.dim() == 2 and is_broadcast_pair(frame, x, y.numel())  # a number for each token
-                pairs = pairs or is_by_channel or is_outer
-            self.start(
-                y, kind, pairs, join_roots(scores), extent=extent, function=function, is_by_channel=is_by_channel, **properties
-            )
-
-
-def scores_channels(frame: ModuleFrame, x: TensorRef, shape: torch.Size, axis: int) -> bool:
-    """Return whether a softmax over an axis before the last is of scores x of pairs of tokens, one for each channel.
-
-    If one of each pair was picked before, there has to be a row of scores for each token: those of a pooling layer are others.
-    """
-    if len(shape) < 3 or axis % len(shape) == len(shape) - 1:
-        return False
-    if is_broadcast_pair(frame, x, shape.numel()):
-        return True
-    rows = shape.numel() // max(shape[axis] * shape[-1], 1)
-    return is_row_for_each_token([frame], rows) and is_sum_of_broadcast(frame, x, shape.numel())
+                pairs = pairs or is_outer
+            self.start(y, kind, pairs, join_roots(scores), extent=extent, function=function, **properties)

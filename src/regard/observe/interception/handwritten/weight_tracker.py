@@ -7,7 +7,6 @@ from torch import Tensor
 
 from regard.observe.interception.attention_call import OtherWeights
 from regard.observe.interception.function_roles import Role, guards_norm, has_number_bounds, is_nonlinear, strip_affixes
-from regard.observe.interception.handwritten.ancestors.ancestor_search import find_ancestors
 from regard.observe.interception.handwritten.ancestors.windows import reads_windows
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
 from regard.observe.interception.handwritten.product_roles import is_value, sums_tokens
@@ -16,7 +15,6 @@ from regard.observe.interception.handwritten.products.labelled_product import La
 from regard.observe.interception.handwritten.products.score_form import COPIES, PERMUTES, VIEWS, is_view_index
 from regard.observe.interception.handwritten.products.traces import ActivatedScores, Trace, TraceKind
 from regard.observe.interception.handwritten.score_tracker import ScoreTracker
-from regard.observe.interception.handwritten.scores.added_scores import gates_entries
 from regard.observe.interception.handwritten.scores.entry_sources import drop_repeats, restore_keys
 from regard.observe.interception.handwritten.scores.row_edits import keeps_numbers
 from regard.observe.interception.handwritten.scores.second_products import UsedWeights
@@ -48,19 +46,14 @@ class WeightTracker(ScoreTracker):
         """Follow the entrywise product of weights x with values; return whether there are any values."""
         if trace.kind is not TraceKind.WEIGHTS or strip_affixes(name) not in ("mul", "multiply", "addcmul"):
             return False
-        if any(gates_entries(frames[-1], trace, x, v) for v in tensors if v is not x):
-            self.drop(y)
-            return True
-        if y.numel() <= trace.size and not trace.is_by_channel:
+        if y.numel() <= trace.size:
             return False  # a factor without an axis beyond those of the weights is a mask
         values = [v for v in tensors if v is not x and is_value(self, frames[-1], v, trace)]
-        if y.numel() <= trace.size:  # one over the sums of exponentials, for each edge
-            values = [v for v in values if id(weakref.ref(x)) not in find_ancestors(frames[-1:], v)]
         may_share = not trace.pairs and frames[-1].find_contents(weakref.ref(x)) == TOKEN
         is_read = (is_shared(x, v, trace.extent) or reads_windows(frames, x, v, trace.extent) for v in values)
         shared = may_share and any(is_read)
         if values:
-            is_broadcast = y.numel() > min(trace.size, values[0].numel()) or trace.is_by_channel
+            is_broadcast = y.numel() > min(trace.size, values[0].numel())
             factors = (x, values[0]) if len(tensors) == 2 and is_broadcast else None  # else they may be a mask too
             writes = count_writes(factors) - any(y is one for one in factors or ())
             self.follow(y, trace._replace(kind=TraceKind.WEIGHTED, shared=shared, factors=factors, writes=writes), name)

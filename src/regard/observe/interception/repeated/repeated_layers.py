@@ -187,7 +187,7 @@ class RepeatedLayers:
     def has_open_state(self) -> bool:
         """Return whether anything but scores and weights is followed."""
         tracker, undivided = self.mode.tracker, self.mode.undivided
-        by_tensor = tracker.entry_products.products, undivided.contexts, self.mode.opaque_weights  # their length is slow
+        by_tensor = tracker.entry_products.products, undivided.contexts  # their length is slow
         return bool(tracker.used.sums.traces or undivided.notes) or any(one.data for one in by_tensor)
 
 

@@ -71,22 +71,6 @@ def is_broadcast_pair(frame: ModuleFrame, x: TensorRef, size: int) -> bool:
     return (was_broadcast or (is_broadcast and role in (Role.ADD, Role.MULTIPLY))) and are_all_tokens(frame, tokens)
 
 
-def is_sum_of_broadcast(frame: ModuleFrame, x: TensorRef, size: int) -> bool:
-    """Return whether x was made of a sum or difference of tokens of which one was broadcast, with others added to it or not.
-
-    `size` is the number of entries of x. An index may have picked some of the sums before others were added.
-    """
-    meeting = find_meeting(frame, x, size)
-    if meeting is None:
-        return False
-    for one in ([meeting[0]], *(frame.find_makers(one) for one, _ in meeting[1])):
-        makers = frame.find_makers(one[-1].given[0]) if one and one[-1].name in GATHERS else one
-        tokens = find_token_inputs(frame, makers[-1]) if makers and infer_role(makers[-1].name) is Role.ADD else []
-        if len(tokens) > 1 and min(n for _, n in tokens) < size and are_all_tokens(frame, tokens):
-            return infer_role(meeting[0].name) is Role.ADD
-    return False
-
-
 def find_meeting(
     frame: ModuleFrame, ref: TensorRef, size: int, passes_sums: bool = False
 ) -> tuple[Operation, list[Sized], int] | None:

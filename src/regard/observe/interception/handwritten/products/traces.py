@@ -67,7 +67,6 @@ class Trace(NamedTuple):
     activated: ActivatedScores | None = None  # the scores of weights that are no softmax
     parts: "tuple[Trace, ...]" = ()  # the softmaxes whose heads were mixed, or that were added up
     has_separate_sources: bool | None = None  # whether queries and keys were made from different tensors, if that was observed
-    is_by_channel: bool = False  # whether there may be a weight for each channel of the values
     version: int = 0  # of the tensor's numbers
 
     @property
