@@ -1,7 +1,7 @@
 """What recording costs where attention is written out by hand: a learner's GPT, and BLOOM of transformers.
 
 Both are of GPT-2's shape, 12 layers of 12 heads of 64, with random weights. Before anything is timed, maps are held against the
-model's own softmax of the same forward. A text of a length that was recorded before takes less than one of a new length.
+model's own softmax of the same forward.
 """
 
 import math
@@ -14,13 +14,12 @@ from transformers import BloomConfig, BloomModel
 
 from benchmarks.recording import CLOSELY
 from benchmarks.tables import Table
-from benchmarks.timing import Timed, time_contenders
+from benchmarks.timing import time_contenders
 from regard import malloc
 from regard.observe import record
-from regard.observe.interception.repeated.kept_forms import KEPT_FORMS
 
 TITLE = "Attention written out by hand, GPT-2's shape, float32: forward inside record"
-COLUMNS = ["model", "T", "plain ms", "record", "middle half", "record, first time", "middle half", "MB kept"]
+COLUMNS = ["model", "T", "plain ms", "record", "middle half", "MB kept"]
 LENGTHS, LAYERS, HEADS, WIDTH, VOCABULARY = (128, 512, 1024), 12, 12, 768, 4096
 
 
@@ -72,23 +71,16 @@ def run(peak: dict[torch.dtype, float]) -> Table:
             ways = {
                 "plain": partial(compute, model, ids),
                 "record": partial(compute_recorded, model, ids),
-                "first": partial(compute_recorded_first, model, ids),
             }
             malloc.keep_freed_memory()  # else matrices are new memory in some rounds and not in others
             found = time_contenders(ways, 0, within=CLOSELY / 3)
             malloc.restore_malloc_defaults()
-            ratios = [cell for name in ("record", "first") for cell in describe_ratio(found, name)]
+            lower, middle, upper = found.ratio("record", to="plain")
             with torch.no_grad(), record(model) as recording:
                 model(ids)
             kept = sum(recording.map(layer).nbytes for layer in range(LAYERS)) / 1e6
-            table.add(name, t, found.medians["plain"], *ratios, kept)
+            table.add(name, t, found.medians["plain"], middle, f"{lower:.3f} to {upper:.3f}", kept)
     return table
-
-
-def describe_ratio(found: Timed, name: str) -> tuple[float, str]:
-    """The median of the ratios to the plain forward of the same round, and between what the middle half lies."""
-    lower, middle, upper = found.ratio(name, to="plain")
-    return middle, f"{lower:.3f} to {upper:.3f}"
 
 
 class Softmaxes(TorchFunctionMode):
@@ -129,9 +121,3 @@ def compute_recorded(model: nn.Module, ids: Tensor) -> Tensor:
     """The same inside record."""
     with record(model):
         return compute(model, ids)
-
-
-def compute_recorded_first(model: nn.Module, ids: Tensor) -> Tensor:
-    """The same as for a model that was not recorded before."""
-    KEPT_FORMS.modules.clear()
-    return compute_recorded(model, ids)

@@ -56,7 +56,6 @@ def watch_modules(watcher: Watcher, modules: Mapping[str, nn.Module]) -> Iterato
     entry = WatcherEntry(watcher, STATE.frames, next(ENTRY_NUMBERS))
     state = vars(STATE)  # of this thread, whichever thread exits
     with ALL_PATCHES, flex.FLEX_PATCHES:
-        release_steps(state)
         if watcher.can_change_calls:
             flex.FLEX_PATCHES.apply(flex.build_patches(modules[""]))
         if STATE.mode is None:
@@ -72,7 +71,6 @@ def watch_modules(watcher: Watcher, modules: Mapping[str, nn.Module]) -> Iterato
         try:
             yield
         finally:
-            release_steps(state)
             OPEN_ENTRIES.remove(entry)
             state["entries"].remove(entry)
             if watcher in state["watchers"]:
@@ -80,12 +78,6 @@ def watch_modules(watcher: Watcher, modules: Mapping[str, nn.Module]) -> Iterato
             ENTERED_ENTRIES.set(ENTERED_ENTRIES.get() - {entry.number})
             if not state["entries"]:
                 reset_state(state)
-
-
-def release_steps(state: dict[str, Any]) -> None:
-    """Follow what ran in the innermost module of this thread, before its watchers change."""
-    for frame in STATE.frames[-1:] if state is vars(STATE) else ():
-        frame.release_steps()
 
 
 def is_in_generator() -> bool:

@@ -32,9 +32,6 @@ def dispatch_call(
     """
     if not STATE.is_active or not is_inside_watched(kernel):
         return run()
-    STATE.effects += 1
-    if STATE.frames:
-        STATE.frames[-1].follow_deferred_steps()
     try:
         with disable_modes():
             call, adapter = read_call()
@@ -99,6 +96,5 @@ def explain_error(error: Exception) -> str:
 
 def report_missed(kernel: str, reason: str, watchers: Iterable[Watcher] | None = None, module: nn.Module | None = None) -> None:
     """Report a call that could not be read to every watcher of a module or a running one, or to those of some watchers."""
-    STATE.effects += 1
     for watcher, name in list_owners(watchers, module):
         watcher.report_missed(MissedCall(kernel, name, reason))

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from regard.observe.interception.call_dispatch import explain_error, report_missed
 from regard.observe.interception.function_roles import Role, find_activation_name
-from regard.observe.interception.functions.function_wrappers import classify_function, may_be_held
+from regard.observe.interception.functions.function_wrappers import classify_function
 from regard.observe.interception.handwritten.detection import HandwrittenTracker
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
 from regard.observe.interception.handwritten.scores.weight_steps import WeightSteps
@@ -24,8 +24,6 @@ from regard.observe.interception.handwritten_calls import HandwrittenCalls
 from regard.observe.interception.pixels.pixel_positions import PixelPositions
 from regard.observe.interception.plain_tensors import disable_modes
 from regard.observe.interception.provenance import PARAMETRIZES, ModuleFrame
-from regard.observe.interception.repeated.repeated_layers import RepeatedLayers
-from regard.observe.interception.repeated.step_description import LayerStep
 from regard.observe.interception.skippable import KINDS
 from regard.observe.interception.tensor_arguments import list_tensors_by_place
 from regard.observe.interception.thread_state import STATE
@@ -44,7 +42,6 @@ class AttentionFunctionMode(HandwrittenCalls, TorchFunctionMode):
         self.tracker = HandwrittenTracker()
         self.undivided = UndividedContexts()
         self.positions = PixelPositions()
-        self.layers = RepeatedLayers(self)
         self.weight_steps = WeightSteps()
 
     def reset(self, changes_scores: bool) -> None:
@@ -53,54 +50,17 @@ class AttentionFunctionMode(HandwrittenCalls, TorchFunctionMode):
         self.tracker.clear()
         self.undivided.clear()
         self.positions.clear()
-        self.layers.clear()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, frames = kwargs or {}, self.frames
-        layer = frames[-1].layer if frames else None
-        if layer is not None and (not may_be_held(func) or (kwargs and ("out" in kwargs or kwargs.get("inplace")))):
-            frames[-1].release_steps()
-            layer = None
-        if layer is not None and layer.is_deferred:
-            result = func(*args, **kwargs)
-            kind = type(result)
-            if kind is SIZE or (kind in MADE and layer.defer(func, args, kwargs, result)):
-                return result
-        else:
-            wrapper = classify_function(func)[0]
-            result = wrapper(func, *args, **kwargs) if wrapper is not None and STATE.is_active else func(*args, **kwargs)
+        wrapper = classify_function(func)[0]
+        result = wrapper(func, *args, **kwargs) if wrapper is not None and STATE.is_active else func(*args, **kwargs)
         kind = type(result)
         is_made = kind is Tensor or (isinstance(result, MADE) and kind is not SIZE) or func is Tensor.__setitem__
         if not is_made or not frames or not STATE.is_active:
             return result
         with torch._C.DisableTorchFunction():
-            if frames[-1].layer is None:
-                return self.follow_step(frames, func, *classify_function(func), args, kwargs, result)
-            return self.take_step((func, args, kwargs, result))
-
-    def take_step(self, step: LayerStep) -> Any:
-        """Hold a function or a child module that ran, if the module that runs is held, and follow it unless it is deferred.
-
-        Return its result.
-        """
-        frame = STATE.frames[-1]
-        layer = frame.layer
-        if layer is not None:
-            is_deferred = layer.is_deferred
-            if not layer.add(step):
-                frame.release_steps()
-            if is_deferred:
-                return step[3]
-        return self.follow(step)
-
-    def follow(self, step: LayerStep) -> Any:
-        """Follow a function or a child module that ran, and log it; return its result."""
-        run, args, kwargs, result = step
-        if isinstance(run, nn.Module):
-            self.follow_child(run, args, kwargs, result)
-            return result
-        wrapper, name, kernel, role = classify_function(run)
-        return self.follow_step(STATE.frames, run, wrapper, name, kernel, role, args, kwargs, result)
+            return self.follow_step(frames, func, *classify_function(func), args, kwargs, result)
 
     def follow_child(self, child: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """Follow a child module that ran, and log it."""
@@ -108,16 +68,6 @@ class AttentionFunctionMode(HandwrittenCalls, TorchFunctionMode):
         if len(args) == 1 and not kwargs and id(child) in STATE.skippable_modules and isinstance(args[0], Tensor):
             self.follow_module(frames, child, args[0], output)  # maybe scores of pairs
         log_child(frames[-1], child, args, kwargs, output)
-
-    def log_step(self, step: LayerStep) -> None:
-        """Log a function or a child module that ran, without following it."""
-        run, args, kwargs, result = step
-        if isinstance(run, nn.Module):
-            log_child(self.frames[-1], run, args, kwargs, result)
-            return
-        name = classify_function(run)[1]
-        args, kwargs = list_tensors_by_place(name, args, kwargs)
-        STATE.frames[-1].log_operation(args, kwargs, result, name)
 
     def follow_step(
         self,

@@ -26,9 +26,6 @@ class HandwrittenCalls:
 
         def read_call() -> tuple[AttentionCall | RecurrenceCall, CallAdapter]:
             found, adapter = read_handwritten_call(call, self.tracker.table, result)
-            layer = STATE.frames[-1].layer
-            if layer is not None:
-                layer.add_call(STATE.frames[-1], call.trace, found, adapter, result, (self.tracker, self.tracker.used))
             if isinstance(found, AttentionCall) and adapter.divisor is not None:
                 undivided.append((found, adapter.divisor))
             return found, adapter

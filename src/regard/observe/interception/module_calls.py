@@ -6,7 +6,6 @@ names are patched meanwhile.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -18,8 +17,6 @@ from regard.observe.interception.attention_call import MissedCall
 from regard.observe.interception.functions.torch_modules import TORCH_PATCHES
 from regard.observe.interception.patching import AttributePatch
 from regard.observe.interception.recurrent.token_mixers import can_mix_tokens, report_token_mixer
-from regard.observe.interception.repeated.layer_steps import runs_plainly
-from regard.observe.interception.skippable import KINDS
 from regard.observe.interception.thread_state import (
     STATE,
     TRACED,
@@ -39,41 +36,23 @@ FAST = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention
 
 def build_patches() -> list[AttributePatch]:
     """Return the attribute patch for `nn.Module.__call__`."""
-    return [(nn.Module, "__call__", wrap_call(vars(nn.Module)["__call__"]))]
-
-
-def wrap_call(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what runs a module, wrapped so that the watchers see the call."""
+    call = vars(nn.Module)["__call__"]
 
     def call_module(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if STATE.is_in_skippable:
             return call(self, *args, **kwargs)
-        mode = STATE.mode
-        layer = mode.frames[-1].layer if mode is not None and mode.frames else None
-        if layer is not None and layer.is_deferred and is_deferrable(self, mode, args, kwargs) and pop_mode():
-            output = call_without_mode(call, self, mode, args)
-            if layer.defer(self, args, kwargs, output):
-                return output
-        else:
-            if not STATE.frames:
-                activate_watchers()
-            if not STATE.is_active:
-                return call_unwatched(call, self, *args, **kwargs)
-            passes = not kwargs and id(self) in STATE.skippable_modules and not may_move_pixels(self)
-            if passes and len(args) != 1:  # two arguments could form pairs of tokens
-                passes = bool(STATE.frames) and STATE.mode.layers.makes_no_scores(self, args)
-            if layer is not None and not (passes and keeps_input(self)):
-                mode.frames[-1].release_steps()
-            output = call_skippable(call, self, *args) if passes else call_in_frame(call, self, *args, **kwargs)
-        if frames := STATE.frames:
+        if not STATE.frames:
+            activate_watchers()
+        if not STATE.is_active:
+            return call_unwatched(call, self, *args, **kwargs)
+        passes = len(args) == 1 and not kwargs and id(self) in STATE.skippable_modules and not may_move_pixels(self)
+        output = call_skippable(call, self, *args) if passes else call_in_frame(call, self, *args, **kwargs)
+        if STATE.frames:
             with torch._C.DisableTorchFunction():
-                if frames[-1].layer is None:
-                    STATE.mode.follow_child(self, args, kwargs, output)
-                else:
-                    STATE.mode.take_step((self, args, kwargs, output))
+                STATE.mode.follow_child(self, args, kwargs, output)
         return output
 
-    return call_module
+    return [(nn.Module, "__call__", call_module)]
 
 
 def may_move_pixels(module: nn.Module) -> bool:
@@ -81,25 +60,6 @@ def may_move_pixels(module: nn.Module) -> bool:
     if STATE.mode is None or not STATE.mode.positions.stored:
         return False
     return bool(module._modules) or type(module).__module__ not in ENTRYWISE_OR_STRIDED
-
-
-def is_deferrable(module: nn.Module, mode: Any, args: Any, kwargs: Any) -> bool:
-    """Return whether a module is one that runs inside deferred steps: it cannot attend, and does not write into its input."""
-    if len(args) != 1 or kwargs or module._forward_hooks or module._forward_pre_hooks:
-        return False
-    return id(module) in mode.skippable_modules and keeps_input(module) and runs_plainly()
-
-
-def keeps_input(module: nn.Module) -> bool:
-    """Return whether a module that cannot attend is one of torch that does not write into its input."""
-    kind: Any = type(module)
-    return is_of_torch(kind) and not module._modules and not vars(module).get("inplace")
-
-
-@lru_cache(KINDS)
-def is_of_torch(kind: Any) -> bool:
-    """Return whether a class is one of torch's modules."""
-    return bool(kind.__module__.startswith("torch.nn.modules."))
 
 
 def call_skippable(call: Callable[..., Any], module: nn.Module, *args: Any) -> Any:
@@ -127,22 +87,15 @@ def call_without_mode(call: Callable[..., Any], module: nn.Module, mode: Any, ar
 def call_in_frame(call: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Call a module inside a new frame, so that the attention calls in it are intercepted."""
     frame = push_frame(module, args, kwargs)
-    layer = frame.layer
     try:
         if isinstance(module, FAST) != STATE.is_in_fast_path:
             with switch_interception(not STATE.is_in_fast_path):
                 return call(module, *args, **kwargs)
         result = call(module, *args, **kwargs)
-        if layer is not None and STATE.frames and STATE.mode.layers.repeat(frame, layer):
-            if layer.description and can_mix_tokens(module):
-                report_token_mixer(module)
-            return result
         if frame.has_operations and (frame.multiplies_scores or can_mix_tokens(module)):
             report_token_mixer(module, frame.multiplies_scores)
         if len(STATE.frames) == 1 and STATE.mode.undivided.notes:
             STATE.mode.report_undivided()
-        if layer is not None and STATE.frames:  # also one that was no longer held
-            STATE.mode.layers.learn(frame, layer)
         return result
     finally:
         pop_frame(frame)

@@ -1,7 +1,6 @@
 """Provenance of tensors: what each tensor of a running module was made from, to distinguish cross attention from self."""
 
 import weakref
-from collections.abc import Hashable
 from functools import cache
 from itertools import count
 from typing import Any, NamedTuple
@@ -80,9 +79,7 @@ class ModuleFrame:
         "__weakref__",
         "args",
         "contents",
-        "description",
         "kwargs",
-        "layer",
         "made",
         "makers",
         "module",
@@ -95,8 +92,6 @@ class ModuleFrame:
 
     def __init__(self, module: nn.Module, watchers: tuple[Any, ...], args: Any, kwargs: Any) -> None:
         self.module, self.watchers, self.args, self.kwargs = module, watchers, args, kwargs
-        self.layer: Any = None  # the LayerSteps that are held until it ends, or None
-        self.description: Hashable = None  # of the module and its arguments, for repeated_layers.py
         self.multiplies_scores = False  # whether scores of pairs of tokens were multiplied with values as they are
         self.noted: list[Operation] = []
         self.made: dict[int, TensorSources] = {}  # by the id of the tensor's weak reference, which is unique
@@ -108,26 +103,11 @@ class ModuleFrame:
     @property
     def has_operations(self) -> bool:
         """Whether a function or a child module has run in it."""
-        self.follow_deferred_steps()
         return bool(self.noted or self.made)
 
     def list_operations(self) -> list[Operation]:
         """Return the operations that ran in it, in order."""
-        self.follow_deferred_steps()
         return [*self.resolved, *self.settled, *self.noted]
-
-    def release_steps(self) -> None:
-        """Stop holding what runs in it, and follow it if it was deferred."""
-        layer = self.layer
-        if layer is not None:
-            self.layer = None
-            if layer.is_deferred:
-                layer.follow()
-
-    def follow_deferred_steps(self) -> None:
-        """Follow what ran in it, if that was deferred, before anything is logged or read."""
-        if self.layer is not None and self.layer.is_deferred:
-            self.release_steps()
 
     @property
     def given_tensors(self) -> list[Tensor]:
@@ -167,8 +147,6 @@ class ModuleFrame:
 
     def log_operation(self, args: Any, kwargs: Any, result: Any, name: str = "", child: type[nn.Module] | None = None) -> None:
         """Log that a function or a child module computed a result from its arguments."""
-        if self.layer is not None:
-            self.follow_deferred_steps()
         if child is not None and not kwargs and len(args) == 1 and type(args[0]) is type(result) is Tensor:
             x = args[0]
             shapes = None if x.is_nested or result.is_nested else Shapes((x.shape,), result.shape)
@@ -198,7 +176,6 @@ class ModuleFrame:
 
     def resolve_sources(self) -> None:
         """Compute the sources of all results logged since the last call."""
-        self.follow_deferred_steps()
         made = self.made
         for name, child, inputs, sizes, results, *_ in self.noted:
             if len(inputs) == 1:

@@ -8,7 +8,7 @@ import builtins
 import dis
 import inspect
 import re
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from functools import lru_cache
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -51,18 +51,6 @@ def find_skippable(modules: Iterable[nn.Module]) -> dict[int, nn.Module]:
         if holds_inert_values(module, names):
             modules_by_id[id(module)] = module
     return modules_by_id
-
-
-def describe_values(module: nn.Module) -> Hashable:
-    """Return the classes of a module and its parts, and what their code reads of them, except for tensors and parts."""
-    described: list[Hashable] = []
-    for part in module.modules():
-        kind: Any = type(part)
-        own, names = vars(part), read_class(kind).attributes or ()
-        values = (own[name] for name in names if name in own)
-        compared: tuple[Hashable, ...] = tuple((type(x), x) if type(x) in VALUES else id(x) for x in values)
-        described.append((kind, part.training, compared))
-    return tuple(described)
 
 
 class ReadClass(NamedTuple):

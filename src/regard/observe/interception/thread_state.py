@@ -119,7 +119,6 @@ class ThreadState(threading.local):
         self.compiled_frame: tuple[int, Any] | None = None  # torch_compile.py: id of the running frame, its exit stack
         self.compiled_call: Any = None  # torch_compile.py: the CompiledCall that runs
         self.is_cross: bool | None = None  # torch_modules.py: whether the next kernel call is cross attention, if known
-        self.effects = 0  # number of calls, reports and choices by numbers, which repeated_layers.py compares
         self.parent_rows = WeakTensorKeyDictionary()  # beam_rows.py: keys of a decoder: each row's parent in the previous step
 
     @property
@@ -161,8 +160,6 @@ def notify_other_threads(module: nn.Module) -> bool:
 
 def push_frame(module: nn.Module, args: Any, kwargs: Any) -> ModuleFrame:
     """Push the frame of a module that starts; notify its watchers, except those already notified of a calling module."""
-    if STATE.frames:
-        STATE.frames[-1].release_steps()
     above = STATE.frames[-1].watchers if STATE.frames else ()
     outermost = not STATE.frames
     if outermost:
@@ -179,7 +176,6 @@ def push_frame(module: nn.Module, args: Any, kwargs: Any) -> ModuleFrame:
     STATE.frames.append(frame)
     if outermost and not keep_mode(module):
         push(STATE.mode)
-    frame.layer = STATE.mode.layers.start(frame)
     return frame
 
 
@@ -197,8 +193,6 @@ def keep_mode(module: nn.Module) -> bool:
 
 def pop_frame(frame: ModuleFrame) -> None:
     """Pop the frame of a module that returned or raised, with the frames of modules that it called."""
-    if STATE.frames and STATE.frames[-1] is frame:
-        frame.release_steps()
     frames = STATE.frames
     if frame in frames:
         del frames[frames.index(frame) :]
@@ -207,7 +201,6 @@ def pop_frame(frame: ModuleFrame) -> None:
         if STATE.mode is not None:
             STATE.mode.undivided.clear()
             STATE.mode.positions.clear()
-            STATE.mode.layers.clear()
             STATE.mode.weight_steps.restart(is_active=False)
         if not STATE.keeps_mode:
             remove_mode()
@@ -240,8 +233,6 @@ class InterceptionPause:
     """A context in which nothing is recorded, and functions run without this thread's mode."""
 
     def __enter__(self) -> None:
-        if STATE.frames:
-            STATE.frames[-1].follow_deferred_steps()
         STATE.pause_depth += 1
         self.taken = pop_mode()
 
@@ -290,9 +281,3 @@ def find_direct_call(innermost: nn.Module | None = None) -> tuple[Watcher, nn.Mo
                 if id(module) in watcher.names:
                     return watcher, module, frame.f_code.co_name
     return None
-
-
-def choose_by_numbers(choice: bool) -> bool:
-    """Return a choice that depends on the numbers of a tensor, so that it may be another one in a layer of the same steps."""
-    STATE.effects += 1
-    return choice

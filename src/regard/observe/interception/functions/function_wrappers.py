@@ -13,7 +13,6 @@ from regard.observe.interception.function_roles import Role, infer_role
 from regard.observe.interception.functions import additive, torch_modules
 from regard.observe.interception.functions.fused import intercept_attention
 from regard.observe.interception.functions.sdpa import SDPA, intercept_sdpa
-from regard.observe.interception.provenance import is_in_place
 
 KERNEL = re.compile("attention|attn|flash|sdpa|mha")
 WRAPPERS: dict[Any, Callable[..., Any]] = {
@@ -41,11 +40,3 @@ def classify_function(func: Any) -> tuple[Callable[..., Any] | None, str, bool, 
     if name == "__get__":
         name = str(packet.__self__.__name__)  # a property, as mT
     return WRAPPERS.get(func), name, func not in WRAPPERS and KERNEL.search(name) is not None, infer_role(name)
-
-
-@cache
-def may_be_held(func: Any) -> bool:
-    """Return whether a torch function may be held until its module ends: it is no attention, and writes into no tensor."""
-    wrapper, name, kernel, _ = classify_function(func)
-    is_plain = not isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket)  # others may write without saying so
-    return is_plain and wrapper is None and not kernel and not is_in_place(name)

@@ -20,7 +20,7 @@ from regard.observe.interception.handwritten.scores.row_edits import keeps_numbe
 from regard.observe.interception.handwritten.scores.second_products import UsedWeights
 from regard.observe.interception.lookups import read_version
 from regard.observe.interception.provenance import FRESH, TOKEN, ModuleFrame
-from regard.observe.interception.thread_state import STATE, list_owners
+from regard.observe.interception.thread_state import list_owners
 
 DECOMPOSES = {  # whose results are no scores: those of a covariance are vectors of channels
     *("linalg_eigh", "linalg_eig", "linalg_svd", "svd", "linalg_qr", "qr"),
@@ -142,7 +142,6 @@ class WeightTracker(ScoreTracker):
 
     def report_other_weights(self, x: Tensor, trace: Trace, *names: str) -> None:
         """Report weights x that functions of these names multiplied with something and summed, of no known pair of tokens."""
-        STATE.effects += 1
         kernel = " and ".join((trace.function, *map(strip_affixes, names)))
         for watcher, name in list_owners():
             watcher.handle_other_weights(OtherWeights(kernel, name, x.detach().clone()))

@@ -10,7 +10,6 @@ from regard.observe.interception.handwritten.products.score_form import BOUNDS, 
 from regard.observe.interception.handwritten.products.traces import Trace, Traced, TraceKind
 from regard.observe.interception.handwritten.scores.score_parts import FILLED
 from regard.observe.interception.plain_tensors import is_distributed
-from regard.observe.interception.thread_state import choose_by_numbers
 
 MAXIMA_OF_TWO = {"maximum", "fmax"}
 
@@ -27,7 +26,7 @@ def may_edit_weights(name: str, args: Any, trace: Trace, x: Tensor, y: Tensor) -
     if not can_compare(x, y):
         return True
     offset = x.shape[-1] - x.shape[-2] if x.dim() > 1 else -1  # of a causal mask, which changes no single row
-    return choose_by_numbers(not (torch.equal(x, y) or (offset >= 0 and torch.equal(x.tril(offset), y))))
+    return not (torch.equal(x, y) or (offset >= 0 and torch.equal(x.tril(offset), y)))
 
 
 def can_compare(x: Tensor, y: Tensor) -> bool:
@@ -38,7 +37,7 @@ def can_compare(x: Tensor, y: Tensor) -> bool:
 
 def keeps_numbers(name: str, x: Tensor, y: Tensor) -> bool:
     """Return whether a function bounds the numbers of x, all of which were within its bounds: it is no activation then."""
-    return strip_affixes(name) in BOUNDS and can_compare(x, y) and choose_by_numbers(torch.equal(x, y))
+    return strip_affixes(name) in BOUNDS and can_compare(x, y) and torch.equal(x, y)
 
 
 def may_edit_scores(name: str, args: Any, kwargs: Any, x: Tensor, y: Tensor) -> bool:

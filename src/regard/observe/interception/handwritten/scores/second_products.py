@@ -15,7 +15,6 @@ from regard.observe.interception.handwritten.products.score_form import MOVERS
 from regard.observe.interception.handwritten.products.traces import TraceKind, Traces
 from regard.observe.interception.provenance import ModuleFrame
 from regard.observe.interception.tensor_arguments import find_tensors
-from regard.observe.interception.thread_state import STATE, choose_by_numbers
 
 MULTIPLIED = "its weights are multiplied with other values too ({}), which are neither recorded nor changed by an intervention"
 Owners = list[tuple[Any, str]]  # watchers and their names for the module of a call
@@ -94,10 +93,8 @@ class UsedWeights(Traces):
         """Report a product of weights to the watchers of their call, if it ran in its module; keep it if no call is known."""
         if roots not in self.calls:
             self.other_products[roots] = name, frames
-            STATE.effects += 1
             return
         owners, frames_of_call = self.calls[roots]
-        STATE.effects += 1
         if frames.module in frames_of_call or frames_of_call.module in frames:
             for watcher, path in owners:
                 watcher.handle_unread_part(MULTIPLIED.format(name), path)
@@ -120,4 +117,4 @@ def keeps_entries(role: Role | None, name: str, x: Tensor, y: Tensor) -> bool:
 
 def is_constant(x: Tensor) -> bool:
     """Return whether all entries of a tensor are the same, so that a product with it is a sum."""
-    return not x.numel() or choose_by_numbers(bool((x.detach() == x.detach().flatten()[0]).all()))
+    return not x.numel() or bool((x.detach() == x.detach().flatten()[0]).all())

@@ -15,7 +15,6 @@ from regard.observe.interception.handwritten.ancestors.layouts import skip_layou
 from regard.observe.interception.handwritten.products.score_form import PRODUCTS, QUOTIENTS
 from regard.observe.interception.plain_tensors import is_comparable
 from regard.observe.interception.provenance import ModuleFrame, Operation
-from regard.observe.interception.thread_state import choose_by_numbers
 
 EXPONENTIALS = {"exp", "exp2"}
 POSITIVE = {"sigmoid", "special_expit", "softplus"}  # functions of a score that are a weight after a division by their sums
@@ -111,7 +110,7 @@ def is_positive(maker: Operation) -> bool:
     y = maker.results[0]() if may_be_positive and maker.results else None
     if y is None or not is_comparable(y) or y.dim() < 2 or y.shape[-1] != 1:
         return False
-    return choose_by_numbers(bool((y.detach() >= 0).all()))
+    return bool((y.detach() >= 0).all())
 
 
 def name_function(maker: Operation) -> str:
