@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from examination.subjects import case_of
-from examination.wrong_calls import C, H, Rotary, turn_halves
+from examination.wrong_calls import C, H, Rotary
 from regard import Causal, Everything, examine
 from regard.examination.call_reading import bias_reading
 from regard.examination.probes.order import check_case
@@ -50,15 +50,6 @@ class BothWays(Alibi):
         return F.scaled_dot_product_attention(q, k, v, (-self.slopes[:, None, None] * distance).to(q.dtype))
 
 
-class RotaryOfFewerColumns(Rotary):
-    """Of queries the first four columns are rotated, of keys all."""
-
-    def place(self, q, k):
-        angles = self.angles(q.shape[2])[:, :2].to(q.dtype)
-        turned = turn_halves(q[..., :4], angles.cos(), angles.sin())
-        return torch.cat((turned, q[..., 4:]), -1), super().place(q, k)[1]
-
-
 def check_slopes(slopes, layer=Alibi, expects=None):
     torch.manual_seed(0)
     results = check_case(case_of(layer(slopes), expects=Causal() if expects is None else expects))
@@ -82,12 +73,6 @@ def test_slopes_on_both_sides_of_a_query_are_read():
     (finding,) = examine(BothWays(-SLOPES), expects=Everything()).findings
     assert finding.kind == "wrong positions"
     assert finding.evidence == "in the layer the bias of every head grows with the distance of a key"
-
-
-def test_columns_that_are_rotated_in_queries_and_not_in_keys_are_found():
-    torch.manual_seed(0)
-    (finding,) = check_case(case_of(RotaryOfFewerColumns()))
-    assert finding.evidence.endswith("4 columns of queries are rotated, but 6 of keys")
 
 
 def publish_slopes(heads):
@@ -128,45 +113,12 @@ def test_right_slopes_of_alibi_are_stated():
     assert checked.sensitivity.endswith("each head's slope is read, and is that of ALiBi")
 
 
-def test_the_slopes_of_alibi_are_stated_beside_others():
-    (checked,) = list_results(Alibi(2 * RIGHT))
-    assert checked.what == "a bias falls with the distance of a key, slopes from 0.00781 to 0.5"
-    assert checked.sensitivity.endswith("each head's slope is read; ALiBi's are 0.25, 0.0625, 0.0156, 0.00391")
-
-
 def test_learned_slopes_are_not_compared_with_those_of_alibi():
     layer = Alibi(RIGHT.flip(0))
     del layer.slopes
     layer.slopes = torch.nn.Parameter(RIGHT.flip(0))
     (checked,) = list_results(layer)
     assert checked.sensitivity.endswith("each head's slope is read")
-
-
-def test_slopes_of_what_is_not_named_after_alibi_are_not_compared_with_them():
-    class ByDistance(Rotary):
-        place, attend = Alibi.place, Alibi.attend
-
-        def __init__(self):
-            super().__init__()
-            self.decay = RIGHT.flip(0)
-
-        @property
-        def slopes(self):
-            return self.decay
-
-    (checked,) = list_results(ByDistance())
-    assert checked.sensitivity.endswith("each head's slope is read")
-
-
-def test_a_bias_that_grows_toward_later_keys_may_be_meant_where_alibi_is_not_named():
-    class ByRecency(Rotary):
-        place, attend = Alibi.place, LinearBothWays.attend
-        slopes = RIGHT
-
-    torch.manual_seed(0)
-    report = examine(ByRecency(), expects=Everything())
-    assert report
-    assert any("linear in the position of a key" in one.what for one in report.unknown)
 
 
 @pytest.mark.parametrize("sign", [1, -1])

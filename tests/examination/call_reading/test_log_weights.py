@@ -37,6 +37,7 @@ WEIGHTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_positions", [True, False])
 @pytest.mark.parametrize("way", LOGARITHMS)
 def test_log_softmax_in_place_of_softmax_is_named_first(way, has_positions):

@@ -30,6 +30,7 @@ def normalize_queries(scores):
     return scores.softmax(-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_causal", [True, False])
 @pytest.mark.parametrize(
     ("change", "kind", "does"),

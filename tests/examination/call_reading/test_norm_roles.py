@@ -76,6 +76,7 @@ def test_a_norm_of_another_role_is_named(layer):
     assert WRONG[layer] in finding.evidence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", [Normed, ValuesByOwnNorm, OneNorm, OneNormNamedAfterKeys])
 def test_norms_of_their_own_or_of_one_for_both_are_right(layer):
     torch.manual_seed(0)

@@ -34,6 +34,7 @@ class Right(Rotary):
         self.o_proj.weight.data = weight(self.o_proj.weight.data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bias", [0.0, 0.5])
 @pytest.mark.parametrize("weight", [lambda w: w, lambda w: w + w.T, lambda w: torch.eye(C)])
 def test_one_projection_is_right_whatever_its_weights(bias, weight):

@@ -8,7 +8,7 @@ from torch import nn
 
 from examination.wrong_calls import C, D, H, Rotary, turn_halves, turn_neighbors
 from regard import examine
-from regard.examination.call_reading.rotary_reading import describe_no_rotation, read_rotary
+from regard.examination.call_reading.rotary_reading import read_rotary
 
 
 def examine_new(made, residual=False):
@@ -86,34 +86,6 @@ def make_pairs(seed=3):
     return x, torch.arange(7.0)[:, None] * 0.3 ** torch.arange(5)
 
 
-def test_the_numbers_of_a_mixing_are_those_of_its_token_and_pair():
-    x, angles = make_pairs()
-    said = describe_no_rotation(x, turn_halves(x, angles.cos(), angles.roll(1, -1).sin()))
-    t, n = (int(said.partition(f"{word} ")[2].split()[0].strip(",")) for word in ("token", "pair"))
-    c, s = angles[t, n].cos(), angles.roll(1, -1)[t, n].sin()
-    assert f"becomes ({c:.2g} a {-s:+.2g} b, {s:.2g} a {c:+.2g} b)" in said
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda x, angles: turn_halves(x, angles.cos(), angles.sin()),
-        lambda x, angles: turn_neighbors(x, angles.cos(), angles.sin()),
-        lambda x, angles: 0.7 * turn_halves(x, angles.cos(), angles.sin()),
-        lambda x, angles: turn_halves(x, angles.cos(), angles.sin()) * 0.9 ** torch.arange(7.0)[:, None],  # xPos
-        lambda x, angles: x * torch.arange(1.0, 11),
-        lambda x, angles: x,
-    ],
-)
-def test_rotations_and_factors_are_no_mixing(change):
-    assert describe_no_rotation(*(make_pairs()[0], change(*make_pairs()))) == ""
-
-
-def test_pairs_of_a_single_token_are_not_read():
-    x = torch.randn(2, 3, 1, 6)
-    assert describe_no_rotation(x, x * torch.tensor([1.0, 2, 3, 1, 2, 3])) == ""
-
-
 class WrittenAsHalves(Changed):
     """Neighboring columns as pairs, written to columns i and i + d / 2, as in DeepSeek."""
 
@@ -183,6 +155,7 @@ class OfPadded(ByHead):
         return turn_halves(x, angles.cos(), angles.sin())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("residual", [False, True])
 def test_positions_of_their_own_in_each_sequence_are_no_finding(residual):
     assert not examine_new(OfPadded, residual).findings
@@ -224,30 +197,12 @@ def turn_wide_halves(x, angles):
     return turn_halves(x, angles.cos(), angles.sin())
 
 
-def turn_wide_neighbors(x, angles):
-    return turn_neighbors(x, angles.cos(), angles.sin())
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [{}, {"is_fused": True}, {"groups": 2}])
 def test_pairs_of_columns_in_different_heads_are_found(form):
     finding = examine_new(lambda: BeforeSplit(turn_wide_halves, **form)).findings[0]
     assert finding.kind == "wrong positions"
     assert "queries are rotated before they are split into heads: the two columns of a pair lie in" in finding.evidence
-
-
-@pytest.mark.parametrize("form", [{}, {"is_fused": True}])
-def test_angles_of_their_own_in_each_head_are_stated(form):
-    report = examine_new(lambda: BeforeSplit(turn_wide_neighbors, **form))
-    assert report, str(report)
-    how = f"{D} columns in pairs of neighboring columns, with other angles in each head"
-    assert f"rotary positions: {how}, queries and keys alike" in [one.what for one in report.checked]
-    assert not any("order of tokens" in one.what for one in report.unknown)
-
-
-def test_other_angles_of_grouped_keys_than_of_their_queries_are_found():
-    finding = examine_new(lambda: BeforeSplit(turn_wide_neighbors, groups=2)).findings[0]
-    assert finding.kind == "wrong positions"
-    assert "queries and keys are rotated by different angles" in finding.evidence
 
 
 @pytest.mark.parametrize(("times", "is_right"), [(4, True), (32, True), (None, False)])

@@ -61,6 +61,7 @@ class OneWeight(Rotary):
         self.v_proj.weight = self.k_proj.weight
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "pair"), [(OneModule, "q_proj and k_proj"), (OneWeight, "k_proj and v_proj"), (Tied, "k_proj and v_proj")]
 )
@@ -71,6 +72,7 @@ def test_projections_of_one_weight_are_asked_about(make, pair):
     assert not report.findings
 
 
+@pytest.mark.slow
 def test_projections_of_their_own_weights_are_not_asked_about():
     torch.manual_seed(0)
     assert not any("have one weight" in one.what for one in examine(Rotary()).unknown)

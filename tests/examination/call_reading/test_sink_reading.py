@@ -80,6 +80,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", WRONG)
 def test_what_is_done_to_sinks_after_the_softmax_is_named_first(layer):
     torch.manual_seed(0)
@@ -88,6 +89,7 @@ def test_what_is_done_to_sinks_after_the_softmax_is_named_first(layer):
     assert WRONG[layer] in finding.evidence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", [Sinks, SinksFirst, SinksOfLogSumExp, HeadFactors])
 def test_sinks_that_take_their_part_and_factors_of_heads_are_right(layer):
     torch.manual_seed(0)

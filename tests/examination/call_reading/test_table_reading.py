@@ -9,9 +9,6 @@ from torch import nn
 from examination.whole_models import Blocks
 from examination.wrong_calls import C, D, H, Rotary
 from regard import Causal, Everything, examine
-from regard.examination.call_reading.inner_calls import InnerCall
-from regard.examination.call_reading.table_reading import has_table
-from regard.observe.interception.attention_call import AttentionCall
 
 K = 5
 
@@ -85,6 +82,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "name"), [*((Table, name) for name in WRONG), (Numbers, "one less"), (Unscaled, "half"), (ByHead, "half")]
 )
@@ -96,27 +94,7 @@ def test_rows_that_no_distance_reads_are_named(make, name):
     assert finding.evidence == f"in the layer distances are {evidence} table.weight"
 
 
-def test_rows_of_a_causal_layer_that_no_distance_reads_are_named():
-    torch.manual_seed(0)
-    (finding,) = examine(CausalTable(lambda x: x.clamp(-2, 2) + K)).findings
-    assert "clipped to -2 to 0, and no distance reads rows 0 to 2 of" in finding.evidence
-
-
-def test_one_row_may_be_meant_unless_a_farther_distance_is_stated():
-    def choose(x):
-        return x.clamp(1 - K, K - 1) + K
-
-    torch.manual_seed(0)
-    report = examine(CausalTable(choose))
-    assert report
-    assert any("no distance reads row 0 of table.weight" in one.what for one in report.unknown)
-    torch.manual_seed(0)
-    layer = CausalTable(choose)
-    layer.max_relative_position = K
-    (finding,) = examine(layer).findings
-    assert "no distance reads row 0 of table.weight" in finding.evidence
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_tables_are_not_accused(name):
     choose, count = RIGHT[name]
@@ -149,12 +127,3 @@ def test_a_table_of_which_all_distances_read_one_row_is_named(name):
     findings = examine(layer).findings
     assert [one.kind for one in findings] == ["wrong positions"]
     assert f"there is {name}.weight" in findings[0].evidence or name in findings[0].evidence
-
-
-@pytest.mark.parametrize("shape", [(1, H, 1, 300), (2, H, 1, 300), (1, H, 300, 300)])
-def test_a_bias_that_is_the_same_for_all_queries_is_no_table(shape):
-    """As of BLOOM, whose bias has one row."""
-    q = torch.randn(2, H, 300, D)
-    call = AttentionCall(kernel="sdpa", q=q, k=q, v=q, mask=Causal(), bias=torch.randn(shape), scale=None)
-    one = InnerCall("", call, None, None)
-    assert not has_table(one, nn.ModuleList([nn.Embedding(11, D), nn.Embedding(11, H)]))

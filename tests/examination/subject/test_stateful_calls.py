@@ -2,11 +2,9 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import regard
-from examination.subjects import Layer, hiding, later
 
 C = 12
 
@@ -169,17 +167,6 @@ class StoredForever(Stored):
     make = Held
 
 
-class KeysOfTheFirstSequence(Projected):
-    """Keys and values of the first call for each later sequence of the same shape: equal inputs do not show it."""
-
-    def __init__(self):
-        super().__init__()
-        self.first = {}
-
-    def attend(self, q, k, v):
-        return super().attend(q, *self.first.setdefault(k.shape, (k, v)))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [Cached, Written])
 def test_a_cache_is_distinguished_from_other_state_and_left_as_it_was(make):
@@ -211,12 +198,6 @@ def test_what_writes_to_its_input_is_a_finding_and_all_else_is_examined_with_wha
 
 
 @pytest.mark.slow
-def test_dropout_is_not_taken_for_state():
-    report = regard.examine(Layer(lambda scores: F.dropout(hiding(later)(scores))))
-    assert report.findings[0].kind == "dropout in evaluation"
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "way"), [(Wiped, "fresh(2)"), (Argument, "first=True"), (Switch, "streams = False"), (Stored, "drop()")]
 )
@@ -236,16 +217,6 @@ def test_a_cache_that_nothing_empties_is_named_whatever_its_names_promise(make):
     (finding,) = regard.examine(make()).findings
     assert finding.kind == "wrong cache"
     assert "no method or argument empties the cache" in finding.evidence
-
-
-@pytest.mark.slow
-def test_state_that_equal_inputs_hide_is_named():
-    torch.manual_seed(0)
-    layer = KeysOfTheFirstSequence()
-    (finding,) = regard.examine(layer).findings
-    assert finding.kind == "wrong cache"
-    assert "(first)" in finding.evidence
-    assert not layer.first
 
 
 @pytest.mark.slow

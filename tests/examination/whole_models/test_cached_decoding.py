@@ -6,7 +6,7 @@ from torch import nn
 
 from examination.whole_models import gpt2
 from regard import examine
-from regard.examination.whole_models.cached_decoding import SEVERAL, SINGLE, WHAT, has_state, iterate_cached
+from regard.examination.whole_models.cached_decoding import SEVERAL, SINGLE, WHAT
 
 
 class CachedAttention(nn.Module):
@@ -108,16 +108,6 @@ def test_no_more_is_claimed_than_was_tested_of_a_model_that_takes_one_token_at_a
     assert WHAT not in [one.what for one in report.checked]
 
 
-def test_a_state_changes_without_growing():
-    keys, state = torch.ones(2, 3, 4, 5), torch.ones(2, 7)
-    cache = {"layers": [(keys, state)], "seen": 4, "positions": torch.arange(4)}
-    before = {name: one.clone() for name, one in iterate_cached(cache)}
-    assert sorted(map(tuple, (one.shape for one in before.values()))) == [(2, 3, 4, 5), (2, 7)]
-    assert not has_state(before, dict(iterate_cached({"layers": [(torch.cat((keys, keys), 2), state)]})))
-    state.mul_(2)
-    assert has_state(before, dict(iterate_cached(cache)))
-
-
 class KeptCache(nn.Module):
     """Causal heads that keep keys and values in buffers, and write those of new tokens `late` places after start_pos."""
 
@@ -145,34 +135,3 @@ def test_a_layer_that_keeps_its_cache_is_decoded_by_its_positions():
     finding = examine(KeptCache(late=1)).findings[0]
     assert finding.kind == "wrong cache"
     assert SINGLE in finding.evidence
-
-
-class CacheOnRequest(nn.Module):
-    """Causal heads that keep keys and values when use_cache is true; `hide` is that of Decoder."""
-
-    def __init__(self, hide=hide_later):
-        super().__init__()
-        self.attention, self.kept = CachedAttention(hide), None
-
-    def reset_cache(self):
-        self.kept = None
-
-    def forward(self, x, use_cache=False):
-        y, kept = self.attention(x, self.kept if use_cache else None)
-        self.kept = kept if use_cache else self.kept
-        return y
-
-
-def test_a_layer_that_keeps_its_cache_on_request_is_decoded():
-    report = examine(CacheOnRequest())
-    assert report, str(report)
-    assert WHAT in [one.what for one in report.checked]
-    finding = examine(CacheOnRequest(lambda q, k: torch.ones(q, k, dtype=torch.bool).triu(1))).findings[0]
-    assert finding.kind == "wrong cache"
-    assert SINGLE in finding.evidence
-
-
-def test_positions_without_a_cache_are_not_taken_for_one():
-    report = examine(KeptCache(is_kept=False))
-    assert not report.findings
-    assert not any("decoding" in one.what for one in (*report.checked, *report.unknown))

@@ -84,6 +84,7 @@ CAUSES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", CAUSES)
 def test_the_cause_of_another_output_is_named(make):
     torch.manual_seed(0)
