@@ -2,9 +2,8 @@ import pytest
 
 import regard.cli
 from regard.cli import serve
-from regard.cli.loading_progress import LoadingProgress
 from regard.cli.model_loading import is_smollm2_installed
-from regard.cli.serve import load_page_model, load_page_models
+from regard.cli.serve import load_page_model
 from regard.models import GPT2
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.models.recurrent import RecurrentTranslator
@@ -63,13 +62,6 @@ def test_the_default_model_is_smollm2_where_it_is_installed(installed, monkeypat
     assert loaded == ["smollm2" if installed else "pocket"]
     assert "not a letter of this model" in lines[-1]
     assert lines[:-1] == [LOADING if installed else NOTE]
-
-
-def test_loading_names_the_model_that_is_loaded_now():
-    labels, progress = [], LoadingProgress()
-    progress.__class__ = type("Watched", (LoadingProgress,), {"__setattr__": lambda self, name, value: labels.append(value)})
-    assert [one.name for one in load_page_models(["sorter", "pocket"], None, progress)] == ["sorter", "pocket"]
-    assert labels == ["the model sorter", "the model pocket"]
 
 
 @pytest.mark.slow

@@ -10,9 +10,8 @@ from safetensors.torch import save_file
 import regard
 from bounds import assert_within, attention_bounds, bounds_from_scores, estimate_rounding
 from map.map_bounds import additive_score_error
-from regard import Causal, ConfigError, Everything, MultiHeadAttention, Prefix, Window, attend
+from regard import Causal, MultiHeadAttention, attend
 from regard.cli import main
-from regard.cli.walk_custom import parse_mask
 from regard.cli.walk_screen import summarize_example as summarize
 from regard.generate.translation_search import translate
 from regard.lectures.examples import EXAMPLES, summarize_example
@@ -141,14 +140,6 @@ def test_the_leak_is_called_wrong_and_the_right_weights_stand_beside_it(walk, mo
     assert "right weights" in walk("--example", "leak", "--query", "dog")
 
 
-def test_words_that_cannot_be_found_give_the_command_that_finds_them(get_error_line):
-    assert "occurs 2 times in the sentence: use --query 0 or --query 2." in get_error_line("--words", "a b a", "--query", "a")
-    assert "use --query @1 or --query @2." in get_error_line("--words", "3 1 1 2", "--query", "1")
-    assert "is not a word of the sentence: Your, journey, starts, with, one, step." in get_error_line("--query", "zebra")
-    assert "numbered from 0 to 5" in get_error_line("--query", "6")
-    assert "has no sentence" in get_error_line("--example", "scale", "--query", "a")
-
-
 def test_bad_input_is_one_line(get_error_line, tmp_path):
     assert "Did you mean causal?" in get_error_line("--example", "causl")
     assert "at least one word" in get_error_line("--words", "  ")
@@ -175,25 +166,6 @@ def weights_of(folder, layer):
     return str(path)
 
 
-def test_random_vectors_are_said_to_be_random_and_follow_the_seed(walk):
-    shown = walk("--words", "the cat sleeps")
-    assert "The vectors are random (seed 123), 3 numbers a word." in shown
-    assert "W_query" not in shown
-    assert walk("--words", "the cat sleeps", "--seed", "123") == shown
-    assert walk("--words", "the cat sleeps", "--seed", "5") != shown
-    assert "W_query, W_key and W_value are random (seed 123)" in walk("--words", "the cat sleeps", "--heads", "2")
-
-
-def test_given_vectors_are_used_and_missing_ones_are_named(walk, tmp_path):
-    np.save(tmp_path / "v.npy", np.array([[1.0, 2.0], [3.0, 4.0]]))
-    assert record(walk("--words", "a b", "--vectors", str(tmp_path / "v.npy"), "--json"))["q"] == [[1, 2], [3, 4]]
-    (tmp_path / "v.csv").write_text("cat,1,2\nthe,3,4\n", encoding="utf-8")
-    shown = record(walk("--words", "the cat sleeps", "--vectors", str(tmp_path / "v.csv"), "--json"))
-    assert shown["q"][:2] == [[3, 4], [1, 2]]
-    assert "The vectors of sleeps are random (seed 123)." in shown["notes"]
-    assert record(walk("--vectors", str(tmp_path / "v.csv"), "--json"))["words"] == ["cat", "the"]
-
-
 def test_a_layers_own_weights_give_its_own_output(walk, tmp_path):
     torch.manual_seed(0)
     layer = MultiHeadAttention(3, 4, 6, 0.0, 2)
@@ -208,15 +180,6 @@ def test_a_layers_own_weights_give_its_own_output(walk, tmp_path):
     assert any("causal mask" in note for note in found["notes"])
     unmasked = record(walk("--weights", path, "--heads", "2", "--mask", "none", "--json"))
     assert unmasked["steps"]["masked"] == unmasked["steps"]["scaled"]
-
-
-def test_masks_are_joined_as_in_python():
-    assert parse_mask("none") == Everything()
-    assert parse_mask("window:2") == Window(2)
-    assert parse_mask("causal & window:2,0 | prefix:3") == Causal() & Window(2, 0) | Prefix(3)
-    for text in ("", "causal|", "window:", "window:-1", "prefix:x", "causal,none"):
-        with pytest.raises(ConfigError):
-            parse_mask(text)
 
 
 @pytest.mark.slow
@@ -313,27 +276,3 @@ def test_a_trained_translator_is_shown_with_both_sentences_and_a_row_written_out
     assert shown.count("·tanh(") == 6 * 8  # of each of the six tokens, and of each the first terms of a sum
     raised = [line.split()[0] for line in shown.splitlines() if " e^(" in line]
     assert raised[1:] == ["a", "man", "rides", "a", "horse", "⟨end⟩"]
-
-
-def test_a_model_without_words_reads_a_sentence_of_its_own(walk, speaking):
-    sources = record(walk("--model", speaking["additive"], "--json"))["sources"]
-    text = translator.load(speaking["additive"]).text
-    assert sources == [*(piece.strip() or piece for piece in text.pieces(text.encode("A man is riding a horse."))), "⟨end⟩"]
-    assert "A word that is not in the vocabulary is split into pieces: " in walk("--model", speaking["additive"])
-
-
-@pytest.mark.slow
-def test_long_vectors_are_shown_in_part_and_whole_where_rows_ask_for_it(walk, speaking):
-    told = walk("--model", speaking["wide"], "--words", "a man rides a horse")
-    assert "columns 1 to 6 of 134; --rows 134 shows all" in told
-    assert "columns 1 to 6 of 67; --rows 67 shows all" in told
-    assert "columns 1 to" not in walk("--model", speaking["wide"], "--words", "a man rides a horse", "--rows", "134")
-
-
-def test_a_model_without_additive_attention_is_named_for_what_it_is(get_error_line, speaking):
-    assert "has no attention to show: regard translate prints" in get_error_line("--model", speaking["plain"])
-    assert "is a transformer with dot-product attention" in get_error_line("--model", speaking["transformer"])
-    assert "is not a translator's name" in get_error_line("--model", "pocket")
-    assert "use --example additive with it, got dog." in get_error_line("--example", "dog", "--model", speaking["additive"])
-    assert "leave out --seed, or --model." in get_error_line("--model", speaking["additive"], "--seed", "3")
-    assert "the text has no word to translate" in get_error_line("--model", speaking["additive"], "--words", " ")
