@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regard.errors import ConfigError, ShapeError, TooLargeError
-from regard.map import recurrence_products
 from regard.map.convolution import Convolution
 from regard.map.implicit_map import ImplicitMap, SampledOutputs
 from regard.map.linear_recurrence import CHUNK, LinearRecurrence
@@ -198,17 +197,6 @@ def test_a_convolution_is_its_banded_matrix(b, h, t, width):
     assert_equal(found.dense() @ v, found @ v)
 
 
-def test_a_decay_that_would_overflow_by_itself_leaves_the_products_exact():
-    t = 3 * CHUNK + 5
-    decay = torch.full((1, 1, t, 2), -9.0, dtype=torch.float64)  # the inverse of their product is beyond the largest number
-    q, k = torch.randn(2, 1, 1, t, 2, dtype=torch.float64)
-    for beta in (None, torch.rand(1, 1, t, dtype=torch.float64)):
-        mechanism = LinearRecurrence(decay=decay, q=q, k=k, beta=beta)
-        found = ImplicitMap(mechanism).dense()
-        assert found.isfinite().all()
-        assert_equal(found, dense(mechanism))
-
-
 def test_linear_attention_with_a_normalizer_has_rows_that_sum_to_one():
     b, h, t, d = 2, 3, 29, 5
     q, k = torch.rand(2, b, h, t, d, dtype=torch.float64)
@@ -218,16 +206,6 @@ def test_linear_attention_with_a_normalizer_has_rows_that_sum_to_one():
     weights = (q @ k.mT).tril()
     assert_equal(found.dense(), weights / weights.sum(-1, keepdim=True))
     assert_equal(found.row_sums(), torch.ones(b, h, t, dtype=torch.float64))
-
-
-def test_what_is_stored_grows_with_the_tokens_and_a_shared_tensor_counts_once():
-    sizes = []
-    for t in (101, 202):
-        dt = torch.rand(1, 7, t)
-        q, k = (torch.randn(1, 1, t, 3) for _ in "qk")
-        mechanism = LinearRecurrence(decay=dt.unsqueeze(-1), rates=-torch.rand(1, 7, 1, 3), q=q, k=k, key_scale=dt)
-        sizes.append(ImplicitMap(mechanism).nbytes)
-    assert sizes[1] - sizes[0] == 4 * 101 * (7 + 3 + 3)
 
 
 def test_a_certificate_is_the_largest_distance_from_the_outputs():
@@ -287,13 +265,3 @@ def test_products_of_some_rows_heads_and_queries_are_those_of_the_matrix(mechani
     v, r = torch.randn(len(rows), 1, t, 3).double(), torch.randn(len(rows), len(heads), t - first, 2).double()
     assert_equal(some @ v, expected @ v)
     assert_equal(some.mT @ r, expected.mT @ r)
-
-
-def test_products_of_more_heads_than_are_held_together_are_the_same(monkeypatch):
-    torch.manual_seed(0)
-    decay, q, k = -torch.rand(2, 7, 5, 1).double(), torch.randn(2, 1, 5, 3).double(), torch.randn(2, 7, 5, 3).double()
-    mechanism, v = LinearRecurrence(decay=decay, q=q, k=k), torch.randn(2, 7, 5, 4).double()
-    monkeypatch.setattr(recurrence_products, "STATE_NUMBERS", 2 * 3 * 4 * 2)
-    assert len(recurrence_products.split_heads(mechanism, torch.arange(7), v)) == 4
-    assert_equal(ImplicitMap(mechanism) @ v, dense(mechanism) @ v)
-    assert_equal(ImplicitMap(mechanism).mT @ v, dense(mechanism).mT @ v)
