@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import WeightsError
-from regard.weights import pickles, storages
+from regard.weights import pickles
 
 CHANGES = Callable[[str, bytes], bytes | None]
 
@@ -113,13 +113,6 @@ def test_records_that_are_missing_short_or_unknown_are_refused(tmp_path, change,
         load(zip_anew(save(tmp_path / "m.bin"), change=change))
 
 
-def test_numbers_that_were_not_written_are_refused(tmp_path):
-    with torch.serialization.skip_data():
-        save(tmp_path / "m.bin")
-    with pytest.raises(WeightsError, match="is damaged or cut short: Bad CRC-32"):
-        load(tmp_path / "m.bin")
-
-
 def test_a_record_is_refused_where_two_have_its_name(tmp_path):
     path = save(tmp_path / "m.bin")
     with zipfile.ZipFile(path, "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
@@ -154,18 +147,3 @@ def test_tensors_that_are_not_plain_numbers_are_refused(tmp_path, tensor, senten
     torch.save({"w": tensor}, tmp_path / "m.bin", _use_new_zipfile_serialization=not legacy)
     with pytest.raises(WeightsError, match=sentence):
         pickles.read_pickle(tmp_path / "m.bin")
-
-
-def test_a_shape_beyond_its_storage_is_refused(tmp_path):
-    path = save(tmp_path / "m.bin")
-    wide = {"w": torch.randn(8)}
-    torch.save(wide, path)
-    path = zip_anew(path, change=lambda name, x: x.replace(b"K\x08\x85", b"K\x09\x85") if name == "data.pkl" else x)
-    with pytest.raises(WeightsError, match=r"w has the shape \(9,\), which is more numbers than it has in the file"):
-        pickles.read_pickle(path)
-
-
-def test_a_pickle_is_not_read_beyond_its_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr(storages, "LARGEST", 100)
-    with pytest.raises(WeightsError, match=r"its m/data.pkl has [\d,]+ bytes"):
-        load(save(tmp_path / "m.bin"))
