@@ -17,7 +17,6 @@ from regard.generate import quantise
 from regard.generate.kv_cache import Cache
 from regard.matmul import QuantizedLinear
 from regard.matmul.quantized_linear import WEIGHTS
-from regard.models import GPT2
 from regard.models.vision_transformer import VisionConfig, VisionTransformer
 from skips import NEEDS_BFLOAT16
 
@@ -43,6 +42,7 @@ def test_halves_are_nearer_than_transformers_in_the_same_dtype(to):
     assert (quantise(MODEL, to)(tokens) - exact).abs().max() < (theirs - exact).abs().max()
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @NEEDS_BFLOAT16
 @pytest.mark.parametrize("to", ["bfloat16", "int8", "int4"])
@@ -71,14 +71,6 @@ def test_keys_and_values_of_float32_are_cached_in_bfloat16_if_weights_round_by_a
     stored = narrow if narrow is not None and dtype == torch.float32 else dtype
     assert cache.dtype == stored
     assert {x.dtype for layer in cache.keys_and_values for x in layer} == {stored}
-
-
-@torch.no_grad()
-def test_a_model_of_which_one_layer_is_not_quantized_caches_float32():
-    model, cache = quantise(MODEL), Cache(3, 20)
-    model.blocks[1].attention.W_key = MODEL.blocks[1].attention.W_key
-    model(torch.tensor(rows(17, vocabulary=101)), cache)
-    assert {x.dtype for layer in cache.keys_and_values for x in layer} == {torch.float32}
 
 
 @pytest.mark.slow
@@ -142,15 +134,6 @@ def test_a_model_of_another_dtype_keeps_it_and_is_as_near_as_that_of_its_numbers
     assert generated.shape == (1, 8)
 
 
-@pytest.mark.slow
-def test_a_text_goes_along_and_an_untied_head_is_rounded_too():
-    sorter = GPT2.load("sorter")
-    small = quantise(sorter)
-    assert small.text is sorter.text
-    assert isinstance(small.head, QuantizedLinear)
-    assert "".join(small.complete("CBABBC", 6, temperature=0)) == "ABBBCC"
-
-
 @pytest.mark.parametrize(
     ("ask", "says"),
     [
@@ -164,11 +147,6 @@ def test_what_cannot_be_rounded_is_said(ask, says):
 
 
 class Doubled(nn.Linear):
-    def forward(self, x):
-        return 2 * super().forward(x)
-
-
-class DoubledWords(nn.Embedding):
     def forward(self, x):
         return 2 * super().forward(x)
 
@@ -196,21 +174,6 @@ def test_a_layer_that_computes_something_else_stays_as_it_is_and_is_named(make, 
     assert torch.equal(small(x), model[1](small[0](x)))
     with pytest.raises(ConfigError, match=r"no linear layer of Sequential can be quantized, not 0 \("):
         quantise(nn.Sequential(make(5, 11)), to)
-
-
-@torch.no_grad()
-def test_an_embedding_that_computes_something_else_stays_as_it_is():
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.tokens, self.head = DoubledWords(13, 7), nn.Linear(7, 13)
-
-        def forward(self, tokens):
-            return self.head(self.tokens(tokens))
-
-    model, tokens = Model(), torch.tensor([[3, 1, 2]])
-    small = quantise(model)
-    assert torch.equal(small(tokens), small.head(model.tokens(tokens)))
 
 
 @torch.no_grad()
@@ -257,15 +220,6 @@ def test_a_model_that_reads_the_weights_of_its_layers_computes_with_those_that_a
     assert_within(logits, exact(**given).logits, allowed)
 
 
-def test_the_layers_of_transformers_gpt2_stay_as_they_are_and_are_named():
-    theirs = hugging_face(MODEL)
-    with pytest.warns(UserWarning, match=r"transformer\.h\.0\.attn\.c_attn \(Conv1D of GPT2Attention\).* and 8 more"):
-        small = quantise(theirs)
-    assert isinstance(small.lm_head, QuantizedLinear)
-    with pytest.raises(ConfigError, match=r"no linear layer of GPT2Model can be quantized, not h\.0\.attn\.c_attn \(Conv1D"):
-        quantise(theirs.transformer)
-
-
 SAVABLE = (
     MODEL,
     make_translator("transformer"),
@@ -281,19 +235,6 @@ def test_a_quantized_model_is_not_saved_over_the_model_that_it_was_made_from(tmp
     with pytest.raises(ConfigError, match="cannot be saved: save the model that it was made from"):
         quantise(model).save(tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
-@torch.no_grad()
-def test_a_layer_given_itself_or_under_two_names_is_quantized():
-    layer, x = nn.Linear(7, 5), torch.randn(3, 7)
-    matrix = quantise(layer)
-    assert isinstance(matrix, QuantizedLinear)
-    assert not matrix.training
-    model = nn.ModuleDict({"first": layer, "second": layer})
-    small = quantise(model)
-    assert small["first"] is small["second"]
-    assert torch.equal(small["second"](x), matrix(x))
-    assert torch.equal(matrix(x), QuantizedLinear.from_weight(layer.weight, layer.bias)(x))
 
 
 PEAK = """

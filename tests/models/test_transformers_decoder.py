@@ -18,8 +18,6 @@ from regard.generate import quantise
 from regard.generate.kv_cache import Cache
 from regard.matmul import QuantizedLinear
 from regard.models import TransformersDecoder
-from regard.models.compiled_decoder import CompiledDecoder
-from regard.models.transformers_decoder import describe_decoder
 
 compiled = pytest.mark.skipif(
     not (threads.can_run_loops() and threads.find_barrier_address()),
@@ -212,31 +210,11 @@ def test_a_changed_model_is_not_run_compiled(change):
         assert not decoder.reading().can_run(new, read_prompts(decoder, 3))
 
 
-@compiled
-@pytest.mark.parametrize("rotation", BY_LENGTH)
-def test_rotation_by_the_length_of_the_text_is_not_run_compiled(rotation):
-    decoder = TransformersDecoder(make_model(rope_parameters=BY_LENGTH[rotation]))
-    with torch.no_grad():
-        assert not decoder.reading().can_run(torch.tensor([[1]]), read_prompts(decoder, 3))
-
-
 @pytest.mark.parametrize("rotation", BY_LENGTH)
 def test_rotation_by_the_length_of_the_text_generates_the_tokens_of_transformers(rotation):
     decoder = TransformersDecoder(make_model(rope_parameters=BY_LENGTH[rotation]).double())
     expected = decoder.model.generate(torch.tensor([[5, 9, 2, 44]]), max_new_tokens=30, do_sample=False, pad_token_id=0)
     assert generate_tokens(decoder, 30) == expected[0, 4:].tolist()
-
-
-@pytest.mark.parametrize("count", [13, 14])
-def test_one_forward_over_a_text_attends_otherwise_than_its_steps_where_the_rotation_changed_meanwhile(count):
-    """13 new tokens after 4, of which the last is not read, are 16."""
-    decoder = TransformersDecoder(make_model(rope_parameters=BY_LENGTH["longrope"]).double())
-    with regard.record(decoder.model) as steps:
-        tokens = generate_tokens(decoder, count)
-    with regard.record(decoder.model) as whole, torch.no_grad():
-        decoder.model(torch.tensor([[5, 9, 2, 44, *tokens[:-1]]]))
-    is_equal = [torch.allclose(steps.map(n).dense(), whole.map(n).dense(), rtol=0, atol=1e-9) for n in range(2)]
-    assert is_equal == [count == 13] * 2
 
 
 def test_what_it_generates_can_be_recorded():
@@ -267,16 +245,3 @@ def test_other_models_are_refused_with_the_names_of_those_it_takes(name):
         ConfigError, match="LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, without a sliding window; got"
     ):
         TransformersDecoder(model)
-
-
-@compiled
-def test_the_description_holds_every_weight():
-    description = describe_decoder(make_decoder("Llama with biases and as many key heads"))
-    held = {
-        part.tensor.data_ptr()
-        for group in [description.embedding, *description.parts]
-        for part in group
-        if part.tensor is not None
-    }
-    assert held == {x.data_ptr() for x in make_decoder("Llama with biases and as many key heads").parameters()}
-    assert isinstance(make_decoder().reading(), CompiledDecoder)
