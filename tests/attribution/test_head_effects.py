@@ -8,9 +8,7 @@ from transformers import AlbertConfig, AlbertForMaskedLM
 
 import regard
 from observe.models import bart, gpt2, llama, words
-from regard.attribution.head_effects import HeadEffect, HeadEffects
 from regard.errors import ConfigError, DataError, MissingNameError
-from regard.observe.score_interval import Score
 
 pytestmark = pytest.mark.usefixtures("in_float64", "float64_models")
 EQUAL = 1e-9  # float64
@@ -123,20 +121,6 @@ def test_a_frozen_model_in_training_mode_is_measured_and_left_as_it_was():
     assert found.rows[0].estimate != 0
 
 
-def test_effects_within_no_grad_are_those_outside_it():
-    model, tokens = gpt2().eval(), words(2, 9)
-    expected = regard.effects(model, tokens, pick_lead, heads=[(1, 2)]).to_dicts()
-    with torch.no_grad():
-        assert regard.effects(model, tokens, pick_lead, heads=[(1, 2)]).to_dicts() == expected
-
-
-def test_a_dict_of_arguments_is_passed_by_name():
-    model, tokens = gpt2().eval(), words(2, 9)
-    given = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
-    one, other = (regard.effects(model, inputs, pick_lead, heads=[(2, 3)]) for inputs in (tokens, given))
-    assert abs(one.rows[0].effect - other.rows[0].effect) < EQUAL
-
-
 @pytest.mark.slow
 def test_heads_are_sorted_by_the_size_of_their_effect_and_printed():
     found = regard.effects(gpt2().eval(), words(3, 9), pick_lead)
@@ -148,23 +132,6 @@ def test_heads_are_sorted_by_the_size_of_their_effect_and_printed():
     assert "correlation with the effects" in str(found)
     assert [line.split()[0] for line in lines[1:11]] == [f"{row.layer}.{row.head}" for row in found.sort_by_effect()][:10]
     assert lines[11] == "10 of 12 heads, the largest effects first; rows and to_dicts() have all"
-
-
-def test_effects_that_are_no_numbers_are_last_and_a_short_table_has_every_row():
-    effects = [Score(one) for one in (float("nan"), 0.5, -2.0, float("nan"), 1.0)]
-    found = HeadEffects(tuple(HeadEffect(0, "a", head, one, 0.0) for head, one in enumerate(effects)), 3.0, "zero")
-    assert [row.head for row in found.sort_by_effect()] == [2, 4, 1, 0, 3]
-    begins = [line.split()[0] for line in str(found).splitlines()]
-    assert repr(found) == "HeadEffects(5 heads, by='zero', on 3)"
-    assert begins == ["head", "0.2", "0.4", "0.1", "0.0", "0.3", "effect:", "estimate:"]
-
-
-def test_a_grid_has_each_effect_at_its_layer_and_head_and_nan_elsewhere():
-    found = regard.effects(gpt2().eval(), words(1, 9), pick_lead, heads=[(0, 2), (1, 0)])
-    grid = found.to_grid()
-    assert grid.shape == (2, 3)
-    assert [float(grid[row.layer, row.head]) for row in found] == [float(row.effect) for row in found]
-    assert grid.isnan().sum() == 4
 
 
 @pytest.mark.parametrize(

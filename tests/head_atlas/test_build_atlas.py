@@ -164,14 +164,6 @@ def test_other_settings_than_those_of_the_folder_are_refused(place, settings, na
         build(place, "whole", **settings)
 
 
-def test_another_model_is_refused(place):
-    model = make_model()
-    with torch.no_grad():
-        model.blocks[0].attention.out_proj.weight[0, 0] += 1
-    with pytest.raises(ConfigError, match="is an atlas with weights"):
-        regard.atlas(model, place / "texts.jsonl", place / "whole", **SETTINGS)
-
-
 @pytest.mark.slow
 def test_other_texts_are_refused(place, tmp_path):
     with pytest.raises(ConfigError, match="is an atlas with corpus"):
@@ -215,14 +207,6 @@ def test_a_plan_that_is_none_is_refused(tmp_path, data):
     (tmp_path / "atlas.json").write_bytes(data)
     with pytest.raises(DataError, match=r"atlas\.json cannot be read"):
         merge_atlas(tmp_path)
-
-
-def test_a_missing_shard_is_named(place):
-    build(place, "missing", shard=(0, 2))
-    with pytest.raises(DataError, match="shard 1 of 9 is missing"):
-        merge_atlas(place / "missing")
-    with pytest.raises(DataError, match="holds no atlas"):
-        merge_atlas(place / "nothing")
 
 
 def test_what_cannot_be_read_is_refused_before_anything_is_computed(place):
