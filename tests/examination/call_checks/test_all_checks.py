@@ -71,23 +71,6 @@ def test_heads_that_meet_those_of_another_place_are_mixed(change, groups, said, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("residual", [False, True])
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda q, k, v: (q, v, k), "q_proj, keys from v_proj and values from k_proj"),
-        (lambda q, k, v: (v, k, q), "v_proj, keys from k_proj and values from q_proj"),
-        (lambda q, k, v: (k, v, q), "k_proj, keys from v_proj and values from q_proj"),
-    ],
-)
-def test_values_that_are_exchanged_with_queries_or_keys_are_found_by_name(change, said, residual):
-    findings = examine_new(change, residual=residual).findings
-    assert [one.kind for one in findings] == ["wrong roles"]
-    names = findings[0].evidence.replace("layer.", "")
-    assert said in names
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["kv_proj", "key_value", "k_v_proj"])
 @pytest.mark.parametrize("groups", [2, 4])
 def test_keys_and_values_of_one_projection_are_no_unused_heads(name, groups):

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from examination.subjects import case_of
-from examination.wrong_calls import C, H, Rotary
+from examination.wrong_calls import H, Rotary
 from regard import Causal, Everything, examine
 from regard.examination.call_reading import bias_reading
 from regard.examination.probes.order import check_case
@@ -32,15 +32,6 @@ class Alibi(Rotary):
         return F.scaled_dot_product_attention(q, k, v, bias.to(q.dtype))
 
 
-class LinearBothWays(Alibi):
-    """The same of an encoder, without the absolute value of the distance."""
-
-    def attend(self, q, k, v):
-        t = q.shape[2]
-        back = torch.arange(t)[:, None] - torch.arange(t)
-        return F.scaled_dot_product_attention(q, k, v, (-self.slopes[:, None, None] * back).to(q.dtype))
-
-
 class BothWays(Alibi):
     """The same of an encoder, with the distance to keys on both sides."""
 
@@ -59,11 +50,6 @@ def check_slopes(slopes, layer=Alibi, expects=None):
 def test_slopes_are_read():
     assert f"a bias falls with the distance of a key, slopes from {SLOPES[-1]:.3g} to 0.5" in check_slopes(SLOPES)
     assert "a bias falls with the distance of a key, slope 0.25" in check_slopes(torch.full((H,), 0.25))
-
-
-def test_a_head_whose_bias_grows_is_named():
-    (what,) = [one for one in check_slopes(SLOPES * torch.tensor([1, 1, -1, 1])) if "bias" in one]
-    assert what.startswith("whether the bias of head 2 is meant to grow with the distance of a key")
 
 
 def test_slopes_on_both_sides_of_a_query_are_read():
@@ -98,15 +84,6 @@ def list_results(layer, expects=None):
     return [one for one in results if not getattr(one, "what", "").startswith("the order of tokens")]
 
 
-def test_slopes_of_alibi_in_another_order_are_named():
-    (finding,) = list_results(Alibi(RIGHT.flip(0)))
-    assert finding.kind == "wrong positions"
-    assert finding.evidence == (
-        "in the layer the slopes of its heads are 0.00391, 0.0156, 0.0625, 0.25, those of ALiBi in another order: "
-        "0.25, 0.0625, 0.0156, 0.00391"
-    )
-
-
 def test_right_slopes_of_alibi_are_stated():
     (checked,) = list_results(Alibi(RIGHT))
     assert checked.what == "a bias falls with the distance of a key, slopes from 0.00391 to 0.25"
@@ -119,22 +96,3 @@ def test_learned_slopes_are_not_compared_with_those_of_alibi():
     layer.slopes = torch.nn.Parameter(RIGHT.flip(0))
     (checked,) = list_results(layer)
     assert checked.sensitivity.endswith("each head's slope is read")
-
-
-@pytest.mark.parametrize("sign", [1, -1])
-def test_a_bias_that_is_linear_on_both_sides_of_a_query_is_named(sign):
-    (finding,) = list_results(LinearBothWays(sign * RIGHT), Everything())
-    assert finding.kind == "wrong positions"
-    last = "last" if sign > 0 else "first"
-    assert finding.evidence == (
-        "in the layer the bias of every head is linear in the position of a key, on both sides of a query: "
-        f"the {last} key has the largest, whatever the query"
-    )
-
-
-def test_a_bias_that_is_added_before_the_scale_is_named():
-    (finding,) = list_results(Alibi(RIGHT / math.sqrt(C // H)))
-    assert finding.kind == "wrong positions"
-    assert finding.evidence == (
-        "in the layer the slopes of its heads are 0.4082 times those of ALiBi: the bias is added before the scale"
-    )

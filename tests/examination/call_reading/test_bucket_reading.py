@@ -133,14 +133,3 @@ def test_a_table_that_an_encoder_shares_with_a_causal_layer_is_not_accused():
 
     torch.manual_seed(0)
     assert not [one for one in examine(Both(), expects=Everything()).findings if one.kind == "wrong positions"]
-
-
-@pytest.mark.slow
-def test_a_model_whose_decoder_is_built_as_an_encoder_is_named():
-    torch.manual_seed(0)
-    model = T5Model(T5Config(**SIZES)).eval()
-    for block in model.decoder.block:
-        block.layer[0].SelfAttention.is_decoder = False
-    ids = torch.randint(101, (1, 130), generator=torch.Generator().manual_seed(3))
-    report = examine(model, expects=Everything(), scale=1, sample={"input_ids": ids, "decoder_input_ids": ids})
-    assert [one.kind for one in report.findings if "bidirectional" in one.evidence] == ["wrong positions"]

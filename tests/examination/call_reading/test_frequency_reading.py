@@ -5,7 +5,7 @@ import torch
 
 from examination.subjects import case_of
 from examination.whole_models import Blocks
-from examination.wrong_calls import C, D, Rotary
+from examination.wrong_calls import D, Rotary
 from examination.wrong_constants import RotaryOfOneFrequency, RotaryRising
 from regard import examine
 from regard.examination.probes.order import check_case
@@ -66,14 +66,6 @@ def test_falling_frequencies_are_right_for_every_base(base):
 def test_other_frequencies_are_not_accused(random):
     frequencies = torch.rand(D // 2, generator=torch.Generator().manual_seed(random)) * 4
     assert not [one for one in list_results(frequencies) if hasattr(one, "kind")]
-
-
-def test_the_base_that_is_read_is_compared_with_the_one_that_the_layer_states():
-    (checked, unknown) = list_results(falling(100, C), 100)  # the width of all heads in the exponents
-    assert checked.sensitivity.endswith("each angle is read, of base 3.16")
-    assert unknown.what == "whether the base of rotary positions is meant to be 3.16: in the layer rope_theta states 100"
-    (checked,) = list_results(falling(100), 100)
-    assert checked.sensitivity.endswith("each angle is read, of base 100")
 
 
 def test_a_grid_of_positions_has_equal_frequencies_in_both_halves():

@@ -37,13 +37,6 @@ def test_a_norm_before_the_rotation_is_right(make):
     assert not any("come before" in one.what for one in report.unknown)
 
 
-def test_a_mean_after_the_rotation_is_named():
-    torch.manual_seed(1)
-    (finding, *_) = examine(Normed(nn.LayerNorm, is_late=True), sample=torch.randn(2, T, H * 8)).findings
-    assert finding.kind == "wrong positions"
-    assert "normalized by q_norm after they are rotated" in finding.evidence
-
-
 class OneSided(Rotary):
     """Queries are rotated and then normalized by their size; keys are normalized too, and rotated or not."""
 

@@ -5,23 +5,7 @@ import torch
 from torch import nn
 
 from examination.wrong_calls import C, Rotary
-from examination.wrong_order import OutputBiasTwice, OutputTransposed, OutputTwice
 from regard import examine
-
-
-@pytest.mark.parametrize(
-    ("make", "does"),
-    [
-        (OutputBiasTwice, "the bias of o_proj is added twice"),
-        (OutputTwice, "o_proj is applied twice"),
-        (OutputTransposed, "the weight of o_proj is used without its transpose"),
-    ],
-)
-def test_another_use_of_the_output_projection_is_named(make, does):
-    torch.manual_seed(0)
-    (finding, *_) = examine(make()).findings
-    assert finding.kind == "wrong output"
-    assert does in finding.evidence
 
 
 class Right(Rotary):

@@ -34,52 +34,6 @@ class Changed(Rotary):
         return self.change(q, angles), self.change(k, angles)
 
 
-class NeighboringTables(Changed):
-    """Tables for pairs of neighboring columns, and rotate_half."""
-
-    def change(self, x, angles):
-        one, other = x.chunk(2, -1)
-        cos, sin = (table.repeat_interleave(2, -1) for table in (angles.cos(), angles.sin()))
-        return x * cos + torch.cat((-other, one), -1) * sin
-
-
-class Overwritten(Changed):
-    """The first half is written before the second is computed of it."""
-
-    def change(self, x, angles):
-        x, n = x.clone(), angles.shape[1]
-        x[..., :n] = x[..., :n] * angles.cos() - x[..., n:] * angles.sin()
-        x[..., n:] = x[..., n:] * angles.cos() + x[..., :n] * angles.sin()
-        return x
-
-
-class SinOfTheNextPair(Changed):
-    def change(self, x, angles):
-        return turn_halves(x, angles.cos(), angles.roll(1, -1).sin())
-
-
-class WithoutSines(Changed):
-    def change(self, x, angles):
-        return x * angles.cos().repeat(1, 2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("residual", [False, True])
-@pytest.mark.parametrize(
-    ("made", "said"),
-    [
-        (WithoutSines, "the sines are missing in the rotation of queries: a pair (a, b) becomes (a cos, b cos)"),
-        (NeighboringTables, "the two columns of a pair of queries, columns i and i + d / 2, are rotated by different angles"),
-        (Overwritten, "in the rotation of queries the first column of each pair is overwritten before the second is computed"),
-        (SinOfTheNextPair, "columns of queries are not rotated: of token"),
-    ],
-)
-def test_pairs_that_are_mixed_and_not_rotated_are_found(made, said, residual):
-    finding = examine_new(made, residual).findings[0]
-    assert finding.kind == "wrong positions"
-    assert said in finding.evidence
-
-
 def make_pairs(seed=3):
     """Queries (b, h, t, d), and the angles of their tokens (t, d / 2)."""
     x = torch.randn(2, 3, 7, 10, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -94,12 +48,6 @@ class WrittenAsHalves(Changed):
         return torch.cat((y[..., ::2], y[..., 1::2]), -1)
 
 
-class KeysWrittenAsHalves(WrittenAsHalves):
-    def place(self, q, k):
-        angles = self.angles(q.shape[2]).to(q.dtype)
-        return turn_neighbors(q, angles.cos(), angles.sin()), self.change(k, angles)
-
-
 def test_pairs_that_are_written_to_other_columns_are_read():
     x, angles = make_pairs()
     rotary = read_rotary(x, WrittenAsHalves.change(None, x, angles))
@@ -108,13 +56,6 @@ def test_pairs_that_are_written_to_other_columns_are_read():
     report = examine_new(WrittenAsHalves)
     assert report, str(report)
     assert any("written to columns i and i + d / 2" in one.what for one in report.checked)
-
-
-@pytest.mark.parametrize("residual", [False, True])
-def test_keys_that_are_written_to_other_columns_than_queries_are_found(residual):
-    finding = examine_new(KeysWrittenAsHalves, residual).findings[0]
-    assert finding.kind == "wrong positions"
-    assert "in pairs of neighboring columns, but keys in pairs of neighboring columns, written to" in finding.evidence
 
 
 class ByHead(Changed):
@@ -132,21 +73,6 @@ class ByHead(Changed):
         return turn_halves(x.transpose(1, 2), angles.cos(), angles.sin()).transpose(1, 2)
 
 
-class ByBatch(ByHead):
-    """Rotated along the batch, the same for all tokens."""
-
-    def change(self, x, angles):
-        angles = self.angles(len(x)).to(x.dtype)
-        return turn_halves(x.transpose(0, 2), angles.cos(), angles.sin()).transpose(0, 2)
-
-
-@pytest.mark.parametrize("residual", [False, True])
-def test_a_rotation_by_the_place_in_the_batch_is_found(residual):
-    finding = examine_new(ByBatch, residual).findings[0]
-    assert finding.kind == "wrong positions"
-    assert "queries are rotated by angles of their sequence in the batch, the same for all tokens" in finding.evidence
-
-
 class OfPadded(ByHead):
     """Positions that begin later where a sequence is padded on the left: other angles in each sequence, and for each token."""
 
@@ -159,13 +85,6 @@ class OfPadded(ByHead):
 @pytest.mark.parametrize("residual", [False, True])
 def test_positions_of_their_own_in_each_sequence_are_no_finding(residual):
     assert not examine_new(OfPadded, residual).findings
-
-
-@pytest.mark.parametrize("residual", [False, True])
-def test_a_rotation_by_head_is_found(residual):
-    finding = examine_new(ByHead, residual).findings[0]
-    assert finding.kind == "wrong positions"
-    assert "queries are rotated by angles of their head, the same for all tokens" in finding.evidence
 
 
 class BeforeSplit(nn.Module):

@@ -9,20 +9,6 @@ from examination.wrong_order import JointValuesOfTheKeys, ValuesOfTheKeys
 from regard import examine
 
 
-@pytest.mark.parametrize(
-    ("make", "does"),
-    [
-        (ValuesOfTheKeys, "keys and values come from the same part of k_proj, and nothing comes from v_proj"),
-        (JointValuesOfTheKeys, "keys and values come from the same part of qkv, and 4 of its 12 parts make nothing"),
-    ],
-)
-def test_the_projection_that_makes_nothing_is_named(make, does):
-    torch.manual_seed(0)
-    (finding, *_) = examine(make()).findings
-    assert finding.kind == "wrong roles"
-    assert does in finding.evidence
-
-
 class Tied(ValuesOfTheKeys):
     """Keys are values by design: there is no projection of values."""
 

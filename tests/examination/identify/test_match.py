@@ -1,5 +1,3 @@
-import math
-
 import pytest
 import torch
 from torch import nn
@@ -12,9 +10,6 @@ from examination.identify.layers import (
     SINGLE,
     UNMASKED,
     C,
-    Core,
-    Fused,
-    FusedWrongly,
     H,
     Plain,
     make_later_table,
@@ -23,7 +18,6 @@ from examination.identify.layers import (
     view_as_heads,
     wrong,
 )
-from examination.subjects import Layer, later
 from regard import Causal, Everything, Padding, Window
 
 
@@ -44,11 +38,6 @@ def test_each_mistake_is_named_and_no_other_formula_gives_its_outputs(key):
 @pytest.mark.parametrize("key", UNMASKED, ids=str)
 def test_each_mistake_of_a_layer_without_a_mask_is_named(key):
     assert deviations(identify_subject(make_layer(UNMASKED[key]), Everything())) == dict([key])
-
-
-@pytest.mark.slow
-def test_a_fused_product_viewed_in_wrong_axes_is_named():
-    assert deviations(identify_subject(make_layer(FusedWrongly))) == {"split": "whole, thirds first"}
 
 
 @pytest.mark.parametrize("layer", RIGHT, ids=lambda layer: layer.__name__)
@@ -187,32 +176,6 @@ def test_what_is_right_at_one_length_alone_is_not_right():
     }  # d is 6, as are the tokens
 
 
-def test_projections_without_names_are_right_and_do_not_say_which_is_which():
-    class Unclear(Core):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b, self.c = (nn.Linear(C, C) for _ in range(3))
-
-        def forward(self, x):
-            v, q, k = (layer(x)[:, None] for layer in (self.a, self.b, self.c))
-            return self.attention(q, k, v)
-
-    match = identify_subject(make_layer(Unclear))
-    assert match.is_right
-    assert not match.layout.has_known_roles
-    assert match.layout.says == "b, c, a"
-    assert identify_subject(make_layer(Fused)).layout.has_known_roles
-
-
-@pytest.mark.slow
-def test_a_wide_layer_is_identified_and_an_odd_one_given_up():
-    assert identify_subject(make_layer(Plain, 256, 4)).is_right
-    assert deviations(identify_subject(make_layer(SINGLE["scale", "model"], 256, 4))) == {"scale": "model"}
-    assert deviations(identify_subject(make_layer(SINGLE["split", "qkv"], 256, 4))) == {"split": "qkv"}
-    odd = wrong(scale=lambda self, s, t: 2 * (s / 16).tanh())
-    assert identify_subject(make_layer(odd, 256, 4)) is None
-
-
 def test_identification_draws_no_number_and_leaves_the_layer_as_it_was():
     layer = make_layer(Plain)
     before = {name: one.clone() for name, one in layer.state_dict().items()}
@@ -221,21 +184,3 @@ def test_identification_draws_no_number_and_leaves_the_layer_as_it_was():
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(one, before[name]) for name, one in layer.state_dict().items())
     assert all(one.grad is None for one in layer.parameters())
-
-
-def test_a_constant_layer_says_nothing():
-    class Constant(Plain):
-        def forward(self, x):
-            return torch.zeros_like(x) * math.pi
-
-    assert identify_subject(make_layer(Constant)) is None
-
-
-def hide_later(x, number):
-    return x.masked_fill(later(*x.shape[-2:]), number)
-
-
-@pytest.mark.parametrize("number", [-1e9, -1e4])
-def test_numbers_in_place_of_minus_infinity_do_not_hide_what_other_weights_are(number):
-    late = identify_subject(Layer(lambda scores: hide_later(scores.softmax(-1), number)))
-    assert late is None

@@ -1,12 +1,11 @@
 import itertools
-from dataclasses import replace
 
 import pytest
 import torch
 
 from regard import Causal, Window, attend
 from regard.examination.identify.deviations import RIGHT, iterate_single_deviations
-from regard.examination.identify.variants import ProjectedInputs, Variant, compute_context, find_blind_queries
+from regard.examination.identify.variants import ProjectedInputs, compute_context, find_blind_queries
 from regard.mechanism import heads
 
 B, T, H, G, D, E = 2, 5, 6, 2, 7, 3
@@ -39,10 +38,3 @@ def test_no_single_deviation_gives_what_the_right_one_or_another_does(groups):
         seen = ~(find_blind_queries(one, given) | find_blind_queries(other, given)).expand(B, T)
         same = first.shape == second.shape and (first - second)[seen].abs().max() < 1e-6
         assert not same, (one, other)
-
-
-def test_an_offset_moves_a_querys_own_token():
-    given = draw_inputs(H, Causal())
-    later = ProjectedInputs(given.q[:, :2], given.k, given.v, given.x, H, H, Causal().table(2, T, 3)[None, None], 1.0, offset=3)
-    own = replace(later, seen=later.seen & ~torch.ones(2, T, dtype=torch.bool).tril(3).triu(3))
-    torch.testing.assert_close(compute_context(Variant(mask="strict"), later), compute_context(RIGHT, own))

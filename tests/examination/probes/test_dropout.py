@@ -143,13 +143,6 @@ def test_every_probability_is_near_enough_to_its_mean(p):
     assert findings(Dropped("weights", p)) == []
 
 
-@pytest.mark.parametrize("made", [wrong.NotRescaled, wrong.RescaledByDropped, wrong.RescaledInEvaluation])
-def test_what_is_divided_by_the_wrong_number_is_found(made):
-    torch.manual_seed(0)
-    (finding,) = findings(made())
-    assert finding.kind == "dropout not rescaled"
-
-
 def test_dropout_of_scores_is_distinguished():
     torch.manual_seed(0)
     (finding,) = findings(wrong.ScoresDropped())
