@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from transformers import AlbertConfig, AlbertForMaskedLM
 
 import regard
 from observe.models import bart, gpt2, llama, words
@@ -121,19 +120,6 @@ def test_a_frozen_model_in_training_mode_is_measured_and_left_as_it_was():
     assert found.rows[0].estimate != 0
 
 
-@pytest.mark.slow
-def test_heads_are_sorted_by_the_size_of_their_effect_and_printed():
-    found = regard.effects(gpt2().eval(), words(3, 9), pick_lead)
-    sizes = [abs(row.effect) for row in found.sort_by_effect()]
-    assert sizes == sorted(sizes, reverse=True)
-    assert -1 <= found.correlation <= 1
-    lines = str(found).splitlines()
-    assert all(len(line) <= 80 for line in lines)
-    assert "correlation with the effects" in str(found)
-    assert [line.split()[0] for line in lines[1:11]] == [f"{row.layer}.{row.head}" for row in found.sort_by_effect()][:10]
-    assert lines[11] == "10 of 12 heads, the largest effects first; rows and to_dicts() have all"
-
-
 @pytest.mark.parametrize(
     ("given", "error"),
     [
@@ -154,29 +140,6 @@ def test_heads_are_sorted_by_the_size_of_their_effect_and_printed():
 def test_what_cannot_be_measured_is_refused(given, error):
     with pytest.raises(error):
         regard.effects(gpt2().eval(), words(1, 9), **({"measure": pick_lead} | given))
-
-
-def test_layers_that_share_a_module_have_effects_of_their_own():
-    """The module's output, which is a sum over the heads, without a head in one of its three runs."""
-    sizes = {"embedding_size": 16, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 32, "vocab_size": 101}
-    model, tokens = AlbertForMaskedLM(AlbertConfig(num_hidden_layers=3, **sizes)).eval(), words(2, 9)
-    dense = model.albert.encoder.albert_layer_groups[0].albert_layers[0].attention.dense
-    with torch.no_grad():
-        plain = pick_lead(model(tokens))
-    for row in regard.effects(model, tokens, pick_lead, heads=[(layer, 2) for layer in range(3)]):
-        turns = []
-
-        def leave_out(module, args, layer=row.layer, turns=turns):
-            turns.append(args[0].clone())
-            if len(turns) == layer + 1:
-                turns[-1][..., 16:24] = 0
-            return (turns[-1],)
-
-        handle = dense.register_forward_pre_hook(leave_out)
-        with torch.no_grad():
-            rise = pick_lead(model(tokens)) - plain
-        handle.remove()
-        assert abs(float(row.effect) - float(rise.mean())) < 1e-9
 
 
 @pytest.mark.parametrize("by", ["mean", "resample"])

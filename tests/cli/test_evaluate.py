@@ -78,18 +78,6 @@ def test_a_text_is_scored_as_the_library_scores_it(own, capsys, tmp_path):
     assert "published" not in out
 
 
-@pytest.mark.slow
-def test_somebody_elses_model_is_scored_as_ours_of_the_same_weights(theirs, capsys, tmp_path):
-    (tmp_path / "some.txt").write_text(TEXT)
-    ours = GPT2.load(theirs)
-    found = perplexity(ours, ours.text.encode(TEXT), context=29, stride=14)
-    code, out, err = run_evaluate(capsys, theirs, tmp_path / "some.txt")
-    assert (code, err) == (0, "")
-    assert float(numbers(out)["nats per token"]) == pytest.approx(
-        found.loss_nats, abs=6e-4
-    )  # half of the third decimal, and more
-
-
 def test_a_corpus_is_scored_with_its_ends_and_its_words(own, capsys, tmp_path):
     model = GPT2.load(own)
     corpus = prepare([TEXT, "the dog saw the mat"] * 3, model.text, tmp_path / "corpus")
@@ -172,18 +160,3 @@ def test_a_corpus_of_other_tokens_is_refused(theirs, own, capsys, tmp_path):
     code, _, err = run_evaluate(capsys, theirs, tmp_path / "corpus")
     assert code == 2
     assert "whose tokens are not those of theirs" in err
-
-
-@pytest.mark.parametrize("kind", ["passages", "corpus"])
-def test_the_spacing_of_wikitext_is_only_removed_from_a_text(capsys, own, tmp_path, kind):
-    if kind == "corpus":
-        on = tmp_path / "corpus"
-        prepare([TEXT], GPT2.load(own).text, on)
-    else:
-        on = tmp_path / "passages.jsonl"
-        on.write_text("\n".join(json.dumps({"text": text}) for text in PASSAGES))
-    code, out, err = run_evaluate(capsys, own, on, "--wikitext")
-    assert (code, out) == (2, "")
-    assert (
-        err == "regard evaluate: --wikitext applies to a text; a corpus and a .jsonl file are read as they are. Leave it out.\n"
-    )

@@ -37,14 +37,6 @@ def folder(tmp_path_factory):
     return str(path)
 
 
-@pytest.fixture(scope="module")
-def folder_without_text(tmp_path_factory):
-    """A model without a vocabulary beside it."""
-    path = tmp_path_factory.mktemp("model") / "bare"
-    gpt2(dtype=torch.float32).save(path)
-    return str(path)
-
-
 def run_generate(capsys, *arguments):
     code = main(["generate", *arguments])
     out, err = capsys.readouterr()
@@ -69,19 +61,6 @@ def test_the_words_come_from_a_file_or_from_standard_input_too(folder, capsys, t
     assert run_generate(capsys, str(tmp_path / "prompt.txt"), "--model", folder, "--seed", "3") == expected
     monkeypatch.setattr("sys.stdin", io.StringIO("the cat"))
     assert run_generate(capsys, "-", "--model", folder, "--seed", "3") == expected
-
-
-def test_words_are_written_as_they_come(monkeypatch):
-    seen = []
-
-    class Screen(io.StringIO):
-        def flush(self):
-            seen.append(self.getvalue())
-
-    monkeypatch.setattr("sys.stdout", Screen())
-    words = iter(["the", " cat"])
-    regard.cli.generate.print_stream(word for word in words if not seen.append(None))
-    assert seen == [None, "the", None, "the cat"]
 
 
 def test_what_a_model_writes_does_not_steer_the_terminal(capsys):
@@ -147,27 +126,6 @@ def test_what_each_token_looked_at_is_the_mean_over_the_heads_of_the_last_layers
         assert "".join(line.split()) == "".join(("looked at " + "  ".join(shown)).split())
 
 
-@pytest.mark.parametrize("prompt", [SAMPLE + "a dog", SAMPLE[:130]])
-def test_beyond_the_context_it_looks_at_the_words_that_are_left(folder, capsys, prompt):
-    model, words = GPT2.load(folder), []
-    tokens, context = model.text.encode(prompt), model.config.context
-    assert len(tokens) + 6 > context  # the first prompt is longer than the context, the text after the second grows beyond it
-    for new in list(model.generate([tokens], 6, past="slide", temperature=0)):
-        read = tokens[-context:]
-        with record(model) as recording, torch.no_grad():
-            model(torch.tensor([read]))
-        words += model.text.pieces([read[recording.map(3).dense()[0].mean(0)[-1].argmax()]])
-        tokens.append(int(new))
-    flags = ["--past", "slide", "--tokens", "6", "--temperature", "0", "--look"]
-    code, out, _ = run_generate(capsys, prompt, "--model", folder, *flags)
-    assert code == 0
-    assert re.findall(r"looked at \d\.\d\d '(.*?)'", out) == words
-    whole = model.text.pieces(tokens)
-    named = re.findall(r"'([^'\n]*)' at (\d+)", out)
-    assert named
-    assert all(whole[int(place)] == word for word, place in named)
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -186,12 +144,6 @@ def test_what_cannot_be_done_is_one_line_and_2(folder, capsys, arguments, says):
     assert says in err
     assert err.count("\n") == 1
     assert out == ""
-
-
-def test_words_to_a_model_that_has_none_are_refused(folder_without_text, capsys):
-    code, _, err = run_generate(capsys, "the cat", "--model", folder_without_text)
-    assert code == 2
-    assert "the model has no vocabulary: write" in err
 
 
 def test_the_model_in_the_box_sorts(capsys):
@@ -293,15 +245,6 @@ def test_a_gpt2_of_transformers_has_the_words_of_its_own_tokenizer(tmp_path, cap
     assert ids[0, 0] == numbers["b"]
     expected = model.generate(ids, max_new_tokens=9, do_sample=False, pad_token_id=0)[0, ids.shape[1] :]
     assert (code, out, err) == (0, tokenizer.decode(expected) + "\n", "")
-
-
-def test_what_tokens_of_a_model_of_transformers_looked_at_stands_under_each(llama, capsys):
-    code, out, _ = run_generate(
-        capsys, "the cat sat", "--model", llama, "--tokens", "3", "--temperature", "0", "--look", "--top", "2"
-    )
-    assert code == 0
-    assert out.count("looked at ") == 3
-    assert "the mean weight over 4 heads of layer 1" in out
 
 
 def test_a_model_of_another_family_is_refused_with_those_that_fit(capsys, tmp_path):

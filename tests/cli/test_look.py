@@ -13,7 +13,6 @@ from regard import DataError
 from regard.cli import main
 from regard.cli.model_loading import is_only_in_cache
 from regard.observe import load, record
-from regard.observe.classification import head_classification
 from regard.text.byte_pair import GPT2_FOLDER
 
 TEXT = "the cat saw the dog, and the dog saw the cat. " * 3
@@ -41,20 +40,6 @@ def look(capsys, *arguments):
 
 
 @pytest.mark.slow
-def test_a_score_of_values_that_were_not_kept_is_refused_after_the_first_layer(capsys, folder, monkeypatch):
-    classified = []
-
-    def list_layers(*arguments, **named):
-        for row in head_classification.classify_heads(*arguments, **named):
-            classified.append(row.layer)
-            yield row
-
-    monkeypatch.setattr("regard.cli.look.classify_heads", list_layers)
-    assert look(capsys, TEXT, "--model", folder, "--sort", "first value")[0] == 2
-    assert classified == [0]
-
-
-@pytest.mark.slow
 def test_the_table_is_csv_with_the_numbers_of_the_json(capsys, folder):
     rows = json.loads(look(capsys, TEXT, "--model", folder, "--json")[1])
     code, out, err = look(capsys, TEXT, "--model", folder, "--csv")
@@ -79,21 +64,6 @@ def test_two_formats_of_the_table_are_refused(capsys, arguments):
     out, err = capsys.readouterr()
     assert (code, out) == (2, "")
     assert err == f"regard {arguments[0]}: --json and --csv are two formats of one table: leave out one of them.\n"
-
-
-@pytest.mark.parametrize("width", [40, 80])
-@pytest.mark.parametrize(("score", "column"), [("entropy", "entropy"), ("induction", "ind"), ("heavy", "heavy")])
-def test_the_score_that_sorts_the_rows_is_a_column_at_any_width(capsys, monkeypatch, width, score, column):
-    monkeypatch.setenv("COLUMNS", str(width))
-    out = look(capsys, "CABBACCBA", "--model", "sorter", "--sort", score)[1]
-    titles, *lines = out[out.index("\nhead ") + 1 :].splitlines()[:10]
-    assert max(map(len, [titles, *lines])) <= width
-    end = titles.index(f" {column}") + 1 + len(column)
-    shown = [line[:end].split()[-1] for line in lines]
-    rows = json.loads(look(capsys, "CABBACCBA", "--model", "sorter", "--sort", score, "--json")[1])
-    means = [row["scores"][score]["mean"] for row in rows]
-    assert shown == ["-" if mean is None else f"{mean:.2f}" for mean in means]
-    assert [line.split()[0] for line in lines] == [f"{row['layer']}.{row['head']}" for row in rows]
 
 
 @pytest.mark.parametrize("shown", [("--head", "1.1"), ("--query", "2")])
@@ -138,16 +108,6 @@ def test_what_is_saved_is_what_heads_reads(capsys, folder, tmp_path, monkeypatch
     assert main(["heads", str(saved), "--all"]) == 0
     again = capsys.readouterr().out
     assert again.splitlines()[2:] == out.splitlines()[-len(again.splitlines()) + 2 :]
-
-
-@pytest.mark.slow
-def test_rows_are_sorted_and_picked(capsys, folder):
-    _, out, _ = look(capsys, TEXT, "--model", folder, "--sort", "itself")
-    column = [float(found) for found in re.findall(r"^[01]\.[0-3] +[a-z ]+? +[\d.-]+ +([\d.-]+)", out, re.MULTILINE)][:8]
-    assert column == sorted(column, reverse=True)
-    kind = re.search(r"^[01]\.[0-3] +([a-z ]+?)  ", out, re.MULTILINE)[1]
-    _, out, _ = look(capsys, TEXT, "--model", folder, "--kind", kind)
-    assert {found.strip() for found in re.findall(r"^[01]\.[0-3]  +([a-z ]+?)  +\d", out, re.MULTILINE)} == {kind}
 
 
 @pytest.mark.slow
@@ -272,20 +232,6 @@ def test_why_prints_the_words_that_moved_the_next_word_as_the_pulls_of_all_heads
     assert sum(row["weight"] for row in found["words"]) == pytest.approx(1, abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--why", "antidisestablishmentarianism"], "takes one token"),
-        (["--why", "dog", "--head", "0.1"], "leave out --head"),
-        (["--why", "dog", "--out", "x.reg"], "leave out --out"),
-    ],
-)
-def test_why_refuses_what_it_cannot_answer(capsys, folder, arguments, sentence):
-    code, _, err = look(capsys, TEXT, "--model", folder, *arguments)
-    assert code == 2
-    assert sentence in " ".join(err.split())
-
-
 @pytest.mark.slow
 def test_a_model_with_damaged_weights_is_described_and_its_json_has_null(capsys, folder, tmp_path):
     damaged = GPT2LMHeadModel.from_pretrained(folder)
@@ -312,27 +258,3 @@ def mamba(tmp_path_factory):
     MambaForCausalLM(config).save_pretrained(place)
     GPT2TokenizerFast(vocab=str(GPT2_FOLDER / "encoder.json"), merges=str(GPT2_FOLDER / "vocab.bpe")).save_pretrained(place)
     return place
-
-
-@pytest.mark.parametrize("width", [40, 80])
-def test_a_model_without_any_softmax_is_shown_with_the_signs_of_its_entries(capsys, mamba, tmp_path, monkeypatch, width):
-    monkeypatch.setenv("COLUMNS", str(width))
-    code, out, err = look(capsys, "the cat saw the dog", "--model", mamba, "--out", tmp_path / "m.reg")
-    assert code == 0, err
-    said = " ".join(out.split())
-    assert "3 layers without a softmax. 5 tokens in" in said
-    assert "0 to 2 32 linear recurrence" in said
-    assert "layer 1, head 0: linear recurrence" in said
-    assert "No softmax: entries are signed" in said
-    assert "Not drawn here" not in said
-    assert max(map(len, out.splitlines())) <= width
-    dense = load(tmp_path / "m.reg").map(1, kind="implicit").dense()[0, 0]
-    numbers = [float(cell) for cell in re.search(r"^ *4 dog +(.*)$", out, re.MULTILINE)[1].split()] if width == 80 else []
-    assert numbers == pytest.approx([float(one) for one in dense[4]] if width == 80 else [], rel=0.06, abs=0.0051)
-    code = main(["heads", str(tmp_path / "m.reg"), "--head", "2", "--query", "dog"])
-    said = " ".join(capsys.readouterr().out.split())
-    assert code == 0
-    assert "what 'dog', token 4, took from each token: layer 2, the mean of its heads: linear recurrence" in said
-    code, _, err = look(capsys, "the cat", "--model", mamba, "--json")
-    assert code == 2
-    assert "--json is for the table of heads with a softmax" in " ".join(err.split())

@@ -1,4 +1,3 @@
-import json
 import re
 
 import numpy as np
@@ -10,8 +9,6 @@ from transformers import (
     BertModel,
     CLIPConfig,
     CLIPModel,
-    Idefics3Config,
-    Idefics3Model,
     SwinConfig,
     SwinModel,
     ViTConfig,
@@ -47,17 +44,6 @@ def see(capsys, *arguments):
     return code, said.out, said.err
 
 
-def test_windows_and_merged_patches_are_explained(capsys, place):
-    code, out, _ = see(capsys, place / "image.png", "--model", place / "swin", "--head", "0")
-    said = " ".join(out.split())
-    assert code == 0
-    assert "3 layers of 2 to 3 heads. 24 x 24 pixels as 12 x 12, then 6 x 6 patches, in" in said
-    assert "128 of 144 patches are not seen: no color." in said
-    code, _, err = see(capsys, place / "image.png", "--model", place / "swin", "--head", "1", "--rollout")
-    assert code == 2
-    assert "those of layer 1 are other patches of the image" in " ".join(err.split())
-
-
 @pytest.mark.parametrize("width", [40, 80])
 def test_an_image_gives_its_layers_in_numbers_and_what_the_class_token_looks_at(capsys, monkeypatch, place, width):
     monkeypatch.setenv("COLUMNS", str(width))
@@ -87,48 +73,6 @@ def test_the_recording_the_page_and_the_figure_are_of_the_same_query(capsys, pla
     assert page.count("/pull?kind=self") == 2
     with Image.open(files["figure"]) as drawn:
         assert drawn.width > 500
-
-
-TILES = {  # of the image, 40 x 56 pixels: the processor, and what is said of its tiles
-    "GotOcr2ImageProcessor": (
-        {"crop_to_patches": True, "min_patches": 2, "max_patches": 2, "size": {"height": 24, "width": 24}},
-        "48 x 24 pixels as 12 x 6 patches, in 2 x 1 tiles and once whole, in",
-    ),
-    "LlavaNextImageProcessor": (
-        {
-            "size": {"shortest_edge": 24},
-            "crop_size": {"height": 24, "width": 24},
-            "image_grid_pinpoints": [[24, 48], [48, 24], [48, 48]],
-        },
-        "48 x 48 pixels as 12 x 12 patches, in 2 x 2 tiles and once whole, in",
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", TILES)
-def test_the_tiles_of_an_image_are_put_together(capsys, place, tmp_path, kind):
-    settings, told = TILES[kind]
-    for file in (place / "vit").iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": kind, **settings}))
-    code, out, err = see(capsys, place / "image.png", "--model", tmp_path)
-    assert (code, err) == (0, "")
-    said = " ".join(out.split())
-    assert told in said
-
-
-def test_a_tower_that_names_no_main_input_is_found_by_what_it_takes(capsys, place, tmp_path):
-    vision, text = (
-        {**SMALL, "image_size": 24, "patch_size": 4},
-        {**SMALL, "vocab_size": 31, "model_type": "llama", "pad_token_id": 0},
-    )
-    Idefics3Model(Idefics3Config(vision_config=vision, text_config=text, scale_factor=2, pad_token_id=0)).save_pretrained(
-        tmp_path
-    )
-    capsys.readouterr()  # the bar of saving
-    code, out, err = see(capsys, place / "image.png", "--model", tmp_path)
-    assert (code, err) == (0, "")
-    assert "2 layers of 3 heads. 24 x 24 pixels as 6 x 6 patches" in " ".join(out.split())
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from cli.tiled_models import MAKERS, NEEDS
 from observe.family import Widened
 from regard.cli.image_prompt import load_image_prompter
 from regard.cli.image_reader import record_image
-from regard.cli.see_words import describe_layout, find_place, list_word_tokens
+from regard.cli.see_words import find_place, list_word_tokens
 from regard.show.patch_weights import compute_patch_weights
 
 PROMPT = "what is on her hat ?"
@@ -167,17 +167,6 @@ def test_tiles_are_told_in_the_table_and_shown_on_the_page_and_in_the_figure(cap
     said = " ".join(out.split())
     assert "72 x 48 pixels as 18 x 12 patches, in 3 x 2 tiles and once whole" in said
     assert "180 of 216 patches are not seen: no color." in said  # those of the other five tiles
-
-
-def test_tiles_whose_layout_is_not_known_are_images_of_their_own(folders, photo, monkeypatch):
-    prompter = load(folders, "idefics3")
-    monkeypatch.setattr("regard.cli.image_reader.find_layout", lambda tiles: None)
-    seen = record_image(prompter, photo)
-    place = find_place(seen.recording, None)
-    grids = seen.recording.axis_places(place.layer, place.kind, place.part)[1]
-    assert len(seen.images) == len(grids) == 7
-    assert all(image.shape == (24, 24, 3) for image in seen.images)
-    assert describe_layout(seen) == ", the first of 7 images that the processor makes of it"
 
 
 @pytest.mark.parametrize("name", ["florence2", "kosmos2", "blip2", "blip2 of T5"])

@@ -96,18 +96,6 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(capsys, 
     assert run_train(capsys, *command)[0] == 0
 
 
-def test_flags_stand_over_the_file(capsys, tmp_path):
-    (tmp_path / "small.toml").write_text(
-        'text = "story.txt"\nsteps = 3\nbatch = 2\nbetas = [0.8, 0.9]\nmask_documents = true\n'
-        "[model]\nlayers = 1\nheads = 2\nwidth = 12\ncontext = 7\n"
-    )
-    code, out, _ = run_train(capsys, "--config", "small.toml", "--batch", "4", "--no-mask-documents", "--width", "6")
-    assert code == 0
-    lines = out.splitlines()
-    for line in ("steps = 3", "batch = 4", "betas = [0.8, 0.9]", "mask_documents = false", "width = 6", "inner = 24"):
-        assert line in lines
-
-
 def test_there_is_a_flag_for_every_field(capsys):
     with pytest.raises(SystemExit):
         main(["train", "--help"])
@@ -135,15 +123,6 @@ def test_what_cannot_be_done_is_one_line_and_2(capsys, arguments, says):
     assert err.startswith("regard train: ")
     assert says in err
     assert err.count("\n") == 1
-
-
-@pytest.mark.slow
-def test_every_line_fits_a_screen_of_40_columns(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "40")
-    _, out, _ = run_train(capsys, "--text", "story.txt", "--steps", "11", *SMALL, "--sample-every", "5")
-    lines = out.splitlines()
-    table = lines[next(n for n, line in enumerate(lines) if line.split()[:1] == ["step"]) :]
-    assert max(map(len, table[: table.index("")])) <= 40
 
 
 def start_training(tmp_path, *arguments, **settings):

@@ -1,21 +1,15 @@
 import io
 import re
 import tomllib
-from dataclasses import fields
 
 import pytest
 
 from regard.cli import main
-from regard.cli.translate import SIZES
 from regard.evaluate.translation_scores import bleu, chrf, translate_sentences
 from regard.models import translator
 from regard.models.recurrent import RecurrentTranslator
-from regard.models.translator import KINDS
 from regard.text import BytePair
-from regard.train import TrainConfig
-from regard.train.config import TEXT_SETTINGS
 from regard.train.listeners.json_lines import read_rows
-from regard.train.translator_sizes import list_arguments
 from text.pairs.small_pairs import make_pairs, write_pairs
 
 SMALL = ["--pairs", "set", "--vocabulary", "280", "--width", "12", "--batch-tokens", "150", "--warmup", "2"]
@@ -130,15 +124,6 @@ def test_a_config_file_of_a_translator_is_trained_by_both_commands(capsys, tmp_p
     shown = capsys.readouterr().out
     assert "hidden = 7\n" in shown
     assert "label_smoothing = 0.0\n" in shown
-
-
-def test_there_is_a_flag_for_every_field_that_a_translator_hears_of(capsys):
-    with pytest.raises(SystemExit):
-        main(["translate", "--help"])
-    told = capsys.readouterr().out
-    names = [one.name for one in fields(TrainConfig) if one.name not in ("model", *TEXT_SETTINGS)] + [*SIZES]
-    assert [name for name in names if not re.search(rf"--(\[no-\])?{name.replace('_', '-')}\s", told)] == []
-    assert {*SIZES} == {"kind"} | {name for kind in KINDS for name in list_arguments(kind)} - {"vocabulary"}
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 import regard
 from generate.small_models import SIZES, Table, gpt2, hugging_face, rows, stack_tokens
 from regard import ConfigError, DataError
-from regard.generate import Lookup, choices
+from regard.generate import Lookup
 from regard.generate.decode import PieceDecoder
-from regard.text import BytePair
 from run_limits import limit_examples
 
 MODEL = gpt2()
@@ -79,21 +78,6 @@ class Letters:
         return bytes(ord("a") + number for number in ids)
 
 
-@pytest.mark.parametrize("asked", [{"temperature": 0}, {"seed": 5}, {"seed": 5, "top_k": 3, "repetition_penalty": 2.0}])
-def test_log_probabilities_are_the_models_own_before_any_setting(asked):
-    prompts = rows(3, 7)
-    found = list(choices(MODEL, prompts, 5, **asked))
-    tokens = torch.stack([one.tokens for one in found], 1)
-    with torch.no_grad():
-        for row, prompt in enumerate(prompts):
-            whole = MODEL(torch.tensor(prompt + tokens[row].tolist())).log_softmax(-1)[len(prompt) - 1 : -1]
-            expected = whole[torch.arange(5), tokens[row]]
-            torch.testing.assert_close(torch.stack([one.log_probabilities[row] for one in found]), expected)
-            best = whole.topk(3)
-            assert torch.equal(torch.stack([one.top(3)[0][row] for one in found]), best.indices)
-            torch.testing.assert_close(torch.stack([one.top(3)[1][row] for one in found]), best.values)
-
-
 def test_more_than_the_context_holds_is_refused_before_anything_is_computed():
     model = Table(torch.randn(N, N), context=11)
     with pytest.raises(
@@ -122,24 +106,6 @@ def test_a_generation_that_is_recorded_is_one_run_and_its_maps_are_those_of_the_
     assert len(recording.runs) == 1
     for layer in range(SIZES["layers"]):
         torch.testing.assert_close(recording.map(layer).dense(), whole.map(layer).dense())
-
-
-@pytest.fixture(scope="module")
-def writer():
-    """A model that speaks bytes: its first 256 tokens are those of GPT-2's encoding, and one more is the end."""
-    model = gpt2(vocabulary=257, width=32, heads=2, loud=3.0)
-    model.text = BytePair.train([], 257)
-    return model
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_pieces_of_text_are_the_text_of_the_tokens(writer, seed):
-    prompt = "né"
-    tokens = stack_tokens(writer.generate(writer.text.encode(prompt), 20, seed=seed))[0].tolist()
-    shown = list(writer.complete(prompt, 20, seed=seed))
-    ends = [n for n, token in enumerate(tokens) if token == writer.text.end]
-    assert "".join(shown) == writer.text.decode(tokens[: ends[0]] if ends else tokens)
-    assert all(shown)
 
 
 def test_a_text_ends_before_its_stop_string_and_before_the_end_of_text():

@@ -209,36 +209,6 @@ def test_a_plan_that_is_none_is_refused(tmp_path, data):
         merge_atlas(tmp_path)
 
 
-def test_what_cannot_be_read_is_refused_before_anything_is_computed(place):
-    with pytest.raises(DataError, match="no document of 32 tokens or more"):
-        regard.atlas(regard.GPT2.load(place / "model"), ["the cat sat"], place / "short", **SETTINGS)
-    assert not (place / "short").exists()
-    for settings, sentence in (
-        ({"engine": "spark"}, "engine"),
-        ({"tokens": 8}, "tokens"),
-        ({"documents": 0}, "documents"),
-        ({"shard": (2, 2)}, "shard must be"),
-        ({"scores": [lambda m: m]}, "scores must be functions"),
-    ):
-        with pytest.raises(ConfigError, match=sentence):
-            build(place, "refused", **settings)
-    assert not (place / "refused").exists()
-
-
-@pytest.mark.slow
-def test_a_score_of_the_user_stands_beside_the_others(place):
-    def largest(m):
-        """Return the largest weight of each query."""
-        return m.overview().largest
-
-    table = build(place, "own", scores=[largest])
-    assert all(0 < row.scores["largest"].low < row.scores["largest"] < row.scores["largest"].high < 1 for row in table)
-    definition = "Return the largest weight of each query."
-    assert table.definitions == read_atlas(place / "own").plan.definitions == {"largest": definition}
-    assert "<option>largest</option>" in (place / "own" / "site" / "index.html").read_text()
-    assert definition in (place / "own" / "site" / "0.0.html").read_text()
-
-
 @pytest.mark.slow
 def test_all_queries_of_whole_texts_give_the_scores_of_heads(place):
     """Where no query is left out, the mean over documents is that of regard.heads on the same documents."""

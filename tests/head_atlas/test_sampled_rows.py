@@ -15,7 +15,6 @@ from regard.head_atlas.sampled_rows import (
     score_rows,
     select_queries,
 )
-from regard.observe import detectors
 from regard.observe.classification.head_scores import HeadOptions, compute_scores
 from regard.observe.map_view import MapView
 
@@ -54,14 +53,6 @@ def test_the_chance_of_each_score_is_that_of_the_detector(seed, t, mask):
         assert torch.allclose(chance, expected[name].chance[0], rtol=0, atol=EQUAL, equal_nan=True), name
 
 
-@given(st.integers(0, 2**32 - 1), st.integers(2, 30), st.sampled_from(MASKS))
-def test_without_bins_wider_than_one_the_positional_score_is_that_of_the_detector(seed, t, mask):
-    m, ids = make_map(seed, t, mask)
-    found = score_rows(m, ids, torch.arange(t), ids == 3)
-    expected = detectors.positional_variance(m)[0]
-    assert torch.allclose(found.of_document[0], expected, rtol=0, atol=1e-9, equal_nan=True)
-
-
 @given(st.integers(0, 2**32 - 1), st.integers(1, 60), st.sampled_from(MASKS))
 def test_sums_by_distance_are_those_of_the_matrix(seed, t, mask):
     m, ids = make_map(seed, t, mask)
@@ -83,16 +74,6 @@ def test_queries_are_evenly_spaced_and_differ_between_documents(length, count, d
     assert int(queries.max()) < length
     gaps = queries.diff()
     assert not len(gaps) or int(gaps.max() - gaps.min()) <= 1
-
-
-def test_a_score_of_the_user_is_computed_from_the_whole_map():
-    def largest_weight(m: AttentionMap) -> torch.Tensor:
-        """Return the largest weight of each query."""
-        return m.overview().largest
-
-    m, ids = make_map(0, 20, Causal())
-    found = score_rows(m, ids, torch.tensor([3]), ids == 3, [largest_weight])
-    assert (found.of_document[1] - m.dense()[0].amax(-1).mean(-1)).abs().max() < EQUAL
 
 
 @pytest.mark.slow

@@ -1,5 +1,4 @@
 import math
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -21,7 +20,7 @@ from regard import (
     Window,
     attend,
 )
-from regard.map import passes, plane, triton_passes
+from regard.map import plane
 from run_limits import limit_examples
 from strategies import requests
 
@@ -374,32 +373,6 @@ def test_autocast_does_not_round_what_a_map_computes():
             assert torch.equal(ask(), expected)
 
 
-@pytest.mark.parametrize("rule", [Causal(), Documents(torch.tensor([[0, 0, 0, 1, 1, 1, 1]])), Window(2)], ids=str)
-@pytest.mark.parametrize(
-    ("batch", "heads"), [([], slice(None)), (slice(0, 0), [1]), (slice(None), []), ([], []), (slice(1, 1), slice(0, 2))]
-)
-def test_a_map_without_rows_or_heads_has_the_shape_of_an_empty_tensor_and_refuses_to_be_computed(rule, batch, heads):
-    q, k = torch.randn(2, 4, 7, 6), torch.randn(2, 2, 7, 6)
-    m = AttentionMap(q, k, rule)
-    smaller, dense = m.select(batch, heads), m.dense()[batch][:, heads]
-    assert smaller.shape == dense.shape
-    for index in ((), (..., 2), (slice(None), slice(None), 3), (slice(None), slice(None), slice(2, 2))):
-        assert smaller[index].shape == dense[index].shape
-    for ask in (smaller.dense, smaller.overview, lambda: smaller.pooled(2, 3), lambda: smaller.top(2)):
-        with pytest.raises(ShapeError, match="holds no matrix"):
-            ask()
-
-
-def test_threads_that_ask_at_once_find_the_denominators_of_many_matrices():
-    windows = torch.randn(40, 8, 5, 4)
-    for _ in range(20):
-        found = AttentionMap(windows, windows)
-        found.overview()
-        with ThreadPoolExecutor(4) as pool:
-            seen = list(pool.map(lambda n, found=found: found[n, 3, 2].sum(), range(40)))
-        assert torch.allclose(torch.stack(seen), torch.ones(40))
-
-
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # of torch's forward derivatives
 @pytest.mark.parametrize("k", [7, 600])
 @pytest.mark.parametrize(
@@ -421,21 +394,3 @@ def test_inside_a_transform_of_torch_func_a_map_has_the_same_numbers(transform, 
     expected = AttentionMap(q, keys)
     for one, other in zip(numbers, (expected.dense(), expected.overview().entropy), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("applies", [True, False])
-def test_what_a_pass_on_a_gpu_gives_for_each_matrix_is_the_answer_of_all(applies, monkeypatch):
-    def gather_each(planes, rows, columns):
-        return [passes.gather_with_picture(one, rows, columns, passes.ROWS) for one in planes] if applies else None
-
-    q, k = torch.randn(2, 3, 19, 5, dtype=torch.float64), torch.randn(2, 3, 23, 5, dtype=torch.float64)
-    expected = attend(q, k, k, Causal()).weights
-    monkeypatch.setattr(triton_passes, "can_run_triton", lambda plane: True)
-    monkeypatch.setattr(triton_passes, "gather_statistics", gather_each)
-    m = AttentionMap(q, k, Causal())
-    found = m.overview()
-    torch.testing.assert_close(found.mean, expected, rtol=0, atol=1e-12)
-    torch.testing.assert_close(found.largest, expected.amax(-1), rtol=0, atol=1e-12)
-    torch.testing.assert_close(found.received, expected.sum(2), rtol=0, atol=1e-12)
-    torch.testing.assert_close(AttentionMap(q, k, Causal()).received(), expected.sum(2), rtol=0, atol=1e-12)
-    torch.testing.assert_close(m.pooled(1, 1, "sum")[..., 0, 0], expected.sum((2, 3)), rtol=0, atol=1e-12)

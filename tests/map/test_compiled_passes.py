@@ -222,21 +222,6 @@ def test_nan_and_infinity_go_the_plain_way_and_come_out(where):
     assert rows == ([7] if where == "q" else list(range(7, 50)))
 
 
-@pytest.mark.parametrize("mask", [Window(40, 40), Causal(), ~Window(7, 200), Causal() & Window(500)], ids=repr)
-def test_one_table_for_many_runs_says_what_the_tables_of_each_say(mask):
-    q, k = torch.zeros(1, 1, 900, 4), torch.zeros(1, 1, K, 4)
-    single = Plane(make_request(q, k, k, mask, offset=96), 0, 0)  # parts left and right of the window are of one width
-    (shared,), (own,) = pass_inputs.make_plans(single), pass_inputs.make_general_plans(single, ((0, 900), (0, K)))
-    assert len(shared.table) < len(own.table)
-    for name in ("runs", "ranges"):
-        assert (getattr(shared, name) == getattr(own, name)).all()
-    for run in own.runs:
-        for line in range(run[4], run[5]):
-            (first, last, there), (_, _, here) = own.partial[line], shared.partial[line]
-            size = (run[1] - run[0]) * (last - first)
-            assert (shared.table[here : here + size] == own.table[there : there + size]).all()
-
-
 @pytest.mark.slow
 @pytest.mark.emulated
 def test_the_compiled_pass_scores_only_what_a_block_of_rows_may_see():
@@ -253,18 +238,6 @@ def test_the_compiled_pass_scores_only_what_a_block_of_rows_may_see():
             count = split_keys(plan, run, start, stop, keys)
             scored += (stop - start) * keys[:count, 2].sum()
         assert scored < most
-
-
-@pytest.mark.parametrize(("queries", "bins"), [(1000, 100), (1000, 256), (1001, 256), (1024, 256), (40, 3)])
-def test_no_tile_reads_past_the_queries_that_the_compiled_pass_was_given(queries, bins):
-    from regard.compiled.register_tiles import ROWS
-
-    q = torch.zeros(1, 1, queries, D)
-    single, edges = Plane(make_request(q, q, q, Causal()), 0, 0), bin_edges(0, queries, bins).numpy()
-    scores, (plan,) = pass_inputs.make_score_inputs(single, edges), pass_inputs.make_plans(single)
-    for _, _, start, stop in pass_inputs.make_blocks(plan, edges):
-        rows = start - (start - stop) // ROWS * ROWS
-        assert (rows - 1) * scores.stride + D <= len(scores.q)
 
 
 @pytest.mark.parametrize("function", ["find_top", "apply_weights", "apply_transposed_weights", "draw_picture"])

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard.errors import ConfigError, ShapeError, TooLargeError
-from regard.map.convolution import Convolution
+from regard.errors import ConfigError, ShapeError
 from regard.map.implicit_map import ImplicitMap, SampledOutputs
 from regard.map.linear_recurrence import CHUNK, LinearRecurrence
 from regard.map.pooling import bin_edges
@@ -185,18 +184,6 @@ def test_calls_that_continue_each_other_form_the_map_of_one_call(mechanism, cut)
     assert found.shape == (b, h, cut, t)
 
 
-@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 9), st.integers(1, 5))
-def test_a_convolution_is_its_banded_matrix(b, h, t, width):
-    kernel, v = torch.randn(1, h, width, dtype=torch.float64), torch.randn(b, h, t, 1, dtype=torch.float64)
-    found = ImplicitMap(Convolution(kernel=kernel, batch=b, length=t))
-    expected = F.conv1d(
-        F.pad(v.squeeze(-1), (width - 1, 0)), kernel.mT.transpose(0, 2).transpose(1, 2).reshape(h, 1, width), groups=h
-    )
-    assert_equal((found @ v).squeeze(-1), expected)
-    assert_equal(found[...], found.dense())
-    assert_equal(found.dense() @ v, found @ v)
-
-
 def test_linear_attention_with_a_normalizer_has_rows_that_sum_to_one():
     b, h, t, d = 2, 3, 29, 5
     q, k = torch.rand(2, b, h, t, d, dtype=torch.float64)
@@ -227,17 +214,6 @@ def test_a_certificate_is_the_largest_distance_from_the_outputs():
     assert math.isnan(unknown.error)
     with pytest.raises(ConfigError, match="a map of a recording"):
         ImplicitMap(mechanism).certificate()
-
-
-@pytest.mark.slow
-@pytest.mark.emulated
-def test_a_result_beyond_a_gigabyte_is_refused_with_its_bytes():
-    long = ImplicitMap(LinearRecurrence(decay=torch.zeros(1, 1, 20_000, 1)))
-    with pytest.raises(TooLargeError, match="1,600,000,000"):
-        long.dense()
-    with pytest.raises(TooLargeError):
-        long[...]
-    assert long.pooled(2, 2).shape == (1, 1, 2, 2)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from bounds import EXPONENTIAL, assert_within, entropy_bound, gamma
+from bounds import EXPONENTIAL, assert_within, gamma
 from map.map_bounds import MapBounds, map_bounds
 from regard import AttentionMap, Causal, ConfigError, Documents, Window, attend
 from regard.map import Pyramid, pyramid
@@ -95,32 +95,6 @@ def test_codes_are_those_of_the_matrix_in_blocks_and_0_where_a_block_is_hidden(m
         found = torch.cat(lines)
         assert torch.equal(found > 0, anything)
         assert_codes_within(found[anything], expected[anything], pixel_bounds(allowed, level, how)[anything])
-
-
-def test_a_traversal_that_is_left_goes_on_where_it_was(monkeypatch):
-    seen, allowed = both(Causal(), torch.float32)
-    first = [share for _, share in zip(range(2), seen.iterate_strips(), strict=False)]
-    visited = []
-    strip = pyramid.traverse_plane
-    monkeypatch.setattr(
-        pyramid, "traverse_plane", lambda plane, rows, *_: visited.append(int(rows[0])) or strip(plane, rows, *_)
-    )
-    rest = list(seen.iterate_strips())
-    assert 0 < first[0] < first[1] < rest[0] < rest[-1] == 1
-    assert visited == [56, 84, 112, 140]
-    expected, bound = pixels(allowed.exact, 3, "mean"), pixel_bounds(allowed, 3, "mean")
-    assert_within(seen.tile(3, 0, 0), expected[:TILE, :TILE], bound[:TILE, :TILE])
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_strips_leave_the_statistics_of_rows_and_columns(dtype):
-    seen, allowed = both(Window(9, 4), dtype)
-    assert list(seen.iterate_strips())[-1] == 1
-    weights = allowed.exact
-    entropy = -(weights * weights.clamp(min=1e-300).log()).sum(-1)
-    assert_within(seen.rows["entropy"], entropy, entropy_bound(dtype, allowed, weights))
-    assert_within(seen.rows["largest"], weights.amax(-1), allowed.largest)
-    assert_within(seen.received, weights.sum(0), allowed.received)
 
 
 @pytest.mark.slow

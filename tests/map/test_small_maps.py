@@ -7,12 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bounds import assert_within, attention_bounds, sum_bound
+from bounds import assert_within, attention_bounds
 from map.map_bounds import map_bounds
 from regard import AttentionMap, Causal, Everything, Given, Window, attend
 from regard.compiled.threads import can_run_loops
 from regard.map import compiled_passes, plane, small_maps
-from regard.map.relative_bias import RelativeBias
 
 B, H, G, Q, K, D = 11, 6, 2, 7, 13, 5
 MASKS = {
@@ -92,17 +91,6 @@ def test_float32_is_within_its_error_of_the_formula():
     assert_within(found, weights, bounds.weights)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
-def test_a_bias_of_diagonals_is_the_whole_bias(dtype):
-    parts = build(7, "everything", set(), dtype)
-    whole = torch.randn(1, H, Q + K - 1, dtype=dtype).unfold(-1, K, 1).flip(-2)
-    compact = RelativeBias(torch.cat([whole[..., 1:, 0].flip(-1), whole[..., 0, :]], -1), Q)
-    assert torch.equal(compact.to_dense(), whole)
-    found, expected = (list_answers(AttentionMap(**parts, bias=bias)) for bias in (compact, whole.contiguous()))
-    for name, x in expected.items():
-        assert torch.equal(found[name], x), name
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_map_of_half_precision_is_that_of_its_numbers_in_float32(dtype):
     parts = build(6, "causal", {"sinks"}, dtype)
@@ -130,18 +118,6 @@ def test_the_compiled_overview_of_many_matrices_is_within_its_error_of_float64s(
     bounds |= {"received": allowed.received, "mean": allowed.weights, "max": allowed.weights}
     for name, x in vars(expected).items():
         assert_within(getattr(found, name), x, bounds[name], name)
-
-
-def test_the_own_and_previous_keys_follow_the_offset_of_each_batch_row():
-    parts = build(2, "everything", {"offsets"}, torch.float32)
-    found = AttentionMap(**parts).overview()
-    places = (parts["offset"].unsqueeze(-1) + torch.arange(Q)).view(B, 1, Q, 1).expand(B, H, Q, 1)
-    assert torch.equal(found.itself, found.mean.gather(-1, places).squeeze(-1))
-    assert torch.equal(
-        found.previous, torch.where(places > 0, found.mean.gather(-1, places.sub(1).clamp(min=0)), 0).squeeze(-1)
-    )
-    back = (found.mean.double() * (places - torch.arange(K))).sum(-1)
-    assert_within(found.distance, back, sum_bound(torch.float32, 3 * K, 2 * K))
 
 
 @pytest.mark.slow

@@ -53,19 +53,6 @@ def test_queries_that_go_a_run_at_a_time_find_the_same_context_and_gradient(rule
         torch.testing.assert_close(one, other)
 
 
-def test_of_long_queries_the_numbers_within_the_tanh_are_never_there_at_once(monkeypatch):
-    t, most = 128, []
-    monkeypatch.setattr(additive, "MAX_TANHS", 16 * t * N)
-    scored = additive.scores.additive
-    monkeypatch.setattr(
-        additive.scores, "additive", lambda q, k, w: (most.append(q.shape[2] * k.shape[2] * N), scored(q, k, w))[1]
-    )
-    x = torch.randn(1, 1, t, N)
-    additive_attention(x, x, x, torch.randn(N), Causal())
-    assert max(most) <= 16 * t * N
-    assert len(most) == t // 16
-
-
 @pytest.mark.slow
 def test_gradients_are_those_of_finite_differences():
     leaves = [x[:, :2, :3] if x.dim() == 4 else x for x in tensors()]

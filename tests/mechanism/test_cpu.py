@@ -184,25 +184,6 @@ def test_attention_is_torchs_where_the_loops_were_not_measured_to_be_faster(monk
         assert choose(q, k, v, Causal()).kernel == kernel
 
 
-@pytest.mark.parametrize("vendor", ["intel", "other"])
-def test_attention_without_a_mask_is_torchs_on_an_intel_processor_with_avx512(monkeypatch, vendor):
-    monkeypatch.undo()
-    monkeypatch.setattr(processor, "read_features", lambda: processor.VNNI)
-    monkeypatch.setattr(processor, "is_intel", lambda: vendor == "intel")
-    leaves = tensors(q=300, k=300, groups=H)
-    plain = tuple(x.detach() for x in leaves)
-    for mask, dtype, learns, is_torchs in (
-        (Everything(), torch.float32, False, True),
-        (Everything(), torch.float32, True, True),
-        (Causal(), torch.float32, False, False),
-        (Everything(), torch.bfloat16, False, True),
-        (Everything(), torch.bfloat16, True, False),
-        (Causal(), torch.bfloat16, False, False),
-    ):
-        kernel = choose(*(x.to(dtype) for x in (leaves if learns else plain)), mask).kernel
-        assert (kernel == "compiled") != (is_torchs and vendor == "intel"), (mask, dtype, learns)
-
-
 @pytest.mark.slow
 def test_attention_is_torchs_where_its_products_use_tiles_and_were_measured_to_be_faster(monkeypatch):
     monkeypatch.undo()
@@ -270,11 +251,3 @@ def test_a_gradient_of_the_gradient_is_refused_rather_than_wrong():
     (grad,) = torch.autograd.grad(attention(q, k, v, Causal()).square().sum(), q, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         grad.sum().backward()
-
-
-def test_memory_for_the_gradient_grows_with_the_tokens_and_not_with_their_square():
-    q, k, v = tensors(q=1024, k=1024, groups=H)
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
-        attention(q, k, v, Causal())
-    assert max(kept) <= B * H * 1024 * max(D, E)

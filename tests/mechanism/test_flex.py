@@ -123,38 +123,6 @@ def test_a_mask_that_cuts_too_many_blocks_is_computed_in_blocks_of_queries(monke
     torch.testing.assert_close(found, attend(q, k, v, rule).context, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("rule", [~Window(9), Causal() & Window(9)], ids=repr)
-def test_a_mask_that_was_used_in_inference_mode_is_used_in_training(rule):
-    flex.make_block_mask.cache_clear()
-    with torch.inference_mode():
-        flex.make_block_mask(rule, B, T, T, 0, torch.device("cpu"))
-    function = flex.make_block_mask(rule, B, T, T, 0, torch.device("cpu")).mask_mod
-    held = [cell.cell_contents for cell in function.__closure__]
-    assert not any(x.is_inference() for one in held for x in (one if isinstance(one, list) else [one]))
-
-
-@pytest.mark.parametrize(
-    ("options", "dtype"),
-    [
-        ({}, torch.float64),
-        ({"softcap": 2.0}, torch.float64),
-        ({"sinks": torch.linspace(-1, 1, H)}, torch.float64),
-        ({"sinks": torch.tensor([5.0, -20.0, 0.0, 1.0]), "scale": 2**-14}, torch.float16),  # that half precision cannot hold
-    ],
-    ids=str,
-)
-def test_past_the_limit_of_compiled_forms_blocks_of_queries_are_computed(options, dtype, monkeypatch):
-    def fail(*args, **options):
-        raise torch._dynamo.exc.FailOnRecompileLimitHit("too many forms")
-
-    monkeypatch.setattr(flex, "compile_flex_attention", lambda: fail)
-    q, k, v = tensors(dtype)
-    with pytest.warns(UserWarning, match="computed in blocks of queries, not by flex_attention: too many forms"):
-        found = flex.run_flex(make_request(q, k, v, Causal() & Window(40), **options))
-    wanted = attend(q, k, v, Causal() & Window(40), **options).context
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12 if dtype == torch.float64 else 2**-9)
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's compiler's own
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on a CPU needs a C++ compiler, and there is no g++")

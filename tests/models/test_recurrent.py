@@ -1,7 +1,6 @@
 import pytest
 import torch
 
-from bounds import assert_within, sum_bound
 from models.translators import RECURRENT, make_translator, pad_sentences, sentences
 from regard import ConfigError, ShapeError
 from regard.models.recurrent import RecurrentTranslator
@@ -82,32 +81,6 @@ def test_rows_of_a_state_go_on_as_those_rows(kind):
     found = model.read(torch.tensor([3, 4, 8])[index], state.select_rows(index))[0]
     torch.testing.assert_close(found, expected[index])
     torch.testing.assert_close(model.read(torch.tensor([3, 4, 8]), state)[0], expected)  # the state is a value
-
-
-def test_without_attention_only_the_last_states_of_the_encoder_reach_the_decoder():
-    model, targets = make_translator("plain"), torch.tensor([[5, 2, 7]])
-    memory = model.encode(*pad_sentences(sentences(7)))
-    blank = type(memory)(memory.annotations * 0, memory.lengths, memory.summary, memory.start)
-    assert torch.equal(model.decode(targets, model.begin(memory))[0], model.decode(targets, model.begin(blank))[0])
-    searching = make_translator("additive")
-    memory = searching.encode(*pad_sentences(sentences(7)))
-    other = type(memory)(memory.annotations, memory.lengths, memory.summary * 0, memory.start)
-    assert torch.equal(
-        searching.decode(targets, searching.begin(memory))[0], searching.decode(targets, searching.begin(other))[0]
-    )
-
-
-@pytest.mark.parametrize("cell", ["gru", "lstm"])
-def test_matrices_from_state_to_state_begin_orthogonal(cell):
-    model = RecurrentTranslator("additive", **sizes(cell=cell, layers=2))
-    most = sum_bound(
-        torch.float32, HIDDEN**2, HIDDEN**0.5
-    )  # Q of QR is off by √n γ(n²): Higham, theorem 19.4; Q Qᵀ by twice that
-    for part in (model.encoder, model.decoder):
-        for name, weight in part.named_parameters():
-            if name.startswith("weight_hh"):
-                for gate in weight.detach().double().split(HIDDEN):
-                    assert_within(gate @ gate.T, torch.eye(HIDDEN), most)
 
 
 def test_dropout_is_of_training_alone():

@@ -60,21 +60,6 @@ def test_in_bytes_every_number_is_within_half_a_step_of_its_row(kind, tmp_path):
             assert torch.equal(again[name], weight), name
 
 
-def test_what_was_loaded_from_bytes_is_stored_and_loaded_as_it_is(tmp_path):
-    make_translator("additive", dtype=torch.float32).save(tmp_path / "bytes", torch.int8)
-    one = translator.load(tmp_path / "bytes")
-    one.save(tmp_path / "whole")
-    one.save(tmp_path / "again", torch.int8)
-    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("bytes", "again"))
-    for name, weight in translator.load(tmp_path / "whole").state_dict().items():
-        assert torch.equal(weight, one.state_dict()[name])
-        if weight.dim() == 2:
-            assert first[name].dtype == torch.int8
-            assert torch.equal(first[name], second[name])  # the scales may move by their last bit
-    double = translator.load(tmp_path / "bytes", torch.float64).state_dict()
-    assert all(torch.equal(double[name], weight.double()) for name, weight in one.state_dict().items())
-
-
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
@@ -110,14 +95,6 @@ def test_bytes_without_the_scale_that_they_need_are_refused_by_name(spoil, says,
     tensors(tmp_path, spoil)
     with pytest.raises(WeightsError, match=says):
         translator.load(tmp_path)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_a_dtype_that_is_asked_for_is_that_of_the_file_and_not_of_the_model(dtype, tmp_path):
-    model = make_translator("transformer", dtype=torch.float32)
-    model.save(tmp_path, dtype)
-    assert {weight.dtype for weight in load_file(tmp_path / "model.safetensors").values()} == {dtype}
-    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
 
 
 def test_what_cannot_be_stored_is_refused_before_anything_is_written(tmp_path):

@@ -213,24 +213,6 @@ def test_shipped_policies_in_float32_are_those_of_float64_within_the_bound(polic
     assert ((found.output_error[0, 0, 0].double() - error).abs() <= rounding * (1 + error) * spread * 2).all()
 
 
-def test_dropping_one_key_has_a_closed_form():
-    """o' - o = p / (1 - p) (o - v_j) where one key with the weight p is dropped, which is that key's literal removal."""
-    t, key = 97, 13
-    q, k, v = draw_layer(t, 5)
-    q = q / 8  # weights that are not near 1, where p / (1 - p) has lost its digits
-    found = regard.audit(record_layer(q, k, v), Drop(key), prompt=t)
-    complete = found.read_inputs(0).build_map()
-    p, o = complete[0, :, key + 1 :, key].unsqueeze(-1), (complete @ v)[0, :, key + 1 :]
-    shares, own = v[0, :, key].repeat_interleave(R, 0).unsqueeze(1), slice(key + 1, None)
-    change = p / (1 - p) * (o - shares)
-    rest = [j for j in range(t) if j != key]
-    removed = regard.attention(q, k[:, :, rest], v[:, :, rest], Given(torch.ones(t, t, dtype=torch.bool).tril()[:, rest]))
-    torch.testing.assert_close(o + change, removed[0, :, own], rtol=0, atol=1e-12)
-    torch.testing.assert_close(found.recall[0, 0, 0, :, own], 1 - p.squeeze(-1), rtol=0, atol=1e-12)
-    torch.testing.assert_close(found.output_error[0, 0, 0, :, own], change.norm(dim=-1) / o.norm(dim=-1), rtol=0, atol=1e-12)
-    assert (found.recall[0, 0, 0, :, : key + 1] == 1).all()
-
-
 def test_what_rounding_changes_is_that_of_the_dense_computation():
     t, prompt, policy = 131, 71, Quantised(3, 8)
     q, k, v = draw_layer(t, 7)
@@ -269,50 +251,12 @@ def test_every_layer_head_and_row_of_a_model_is_measured_for_each_policy():
     assert (found.output_error[0, ..., :PROMPT] == 0).all()
 
 
-def test_a_budget_of_everything_drops_nothing():
-    recording = record(make_model(), draw_tokens())
-    found = regard.audit(
-        recording, [Knorm(1.0), H2O(TOKENS), TOVA(TOKENS), SnapKV(1.0, window=3), Oracle(TOKENS)], prompt=PROMPT
-    )
-    torch.testing.assert_close(found.recall, torch.ones_like(found.recall), rtol=0, atol=1e-12)
-    torch.testing.assert_close(found.output_error, torch.zeros_like(found.recall), rtol=0, atol=1e-12)
-
-
 def test_the_prompt_of_a_recorded_generation_is_its_first_forward():
     model = make_model()
     with regard.record(model, keep="values") as recording:
         list(model.generate(draw_tokens(1, 11), 6, temperature=0))
     assert regard.audit(recording, Knorm(3)).prompt == 11
     assert regard.audit(record(model, draw_tokens()), Knorm(3)).prompt == TOKENS // 2
-
-
-def test_the_worst_rows_have_the_key_that_was_dropped_and_the_words():
-    recording = record(make_model(), draw_tokens(1))
-    recording.tokens = [f"w{n}" for n in range(TOKENS)]
-    found = regard.audit(recording, [Oracle(3), Knorm(3)], prompt=PROMPT)
-    rows = found.find_worst(4, policy=1)
-    lowest = found.recall[1].flatten().sort().values[:4].tolist()
-    assert [row.recall for row in rows] == lowest
-    row = rows[0]
-    weights = recording.map(row.layer)[row.batch, row.head, row.query]
-    assert float(weights[row.key]) == pytest.approx(row.weight)
-    assert (row.word, row.key_word) == (f"w{row.query}", f"w{row.key}")
-    assert row.sentence.startswith(
-        f"Knorm(budget=3) keeps {row.recall:.2%} of the attention of head {row.layer}.{row.head} at query {row.query}"
-    )
-
-
-def test_means_by_position_are_those_of_runs_of_queries():
-    found = regard.audit(record(make_model(), draw_tokens()), [Knorm(3), StreamingLLM(1, 2)], prompt=PROMPT)
-    edges, means = found.average_by_position(bins=4)
-    assert edges.tolist() == [0, 10, 20, 30, 41]
-    assert means.shape == (2, LAYERS, 4)
-    torch.testing.assert_close(means[1, 0, 3], found.recall[1, 0, ..., 30:].mean(), rtol=0, atol=1e-12)
-    _, distances = found.average_by_position("dropped_distance", 4)
-    part = found.dropped_distance[1, 1, ..., 20:30]
-    torch.testing.assert_close(distances[1, 1, 2], part[~part.isnan()].mean(), rtol=0, atol=1e-12)
-    assert (distances[1] >= 2).all()  # the first key and the last two stay
-    assert distances[0, :, :2].isnan().all()  # in the prompt nothing is dropped
 
 
 def test_the_table_fits_and_the_plain_values_are_json():
@@ -332,17 +276,6 @@ def test_the_table_fits_and_the_plain_values_are_json():
     assert rows[0]["least"] == float(found.recall[0, ..., PROMPT:].min())
     assert rows[2]["recall"] == 1
     assert str(found).startswith(f"{TOKENS - PROMPT} queries after a prompt of {PROMPT}, in 2 layers of 3 heads\npolicy")
-
-
-def test_a_data_frame_has_a_line_for_each_policy_layer_head_and_part():
-    pytest.importorskip("pandas", reason="pandas is not installed")
-    found = regard.audit(record(make_model(), draw_tokens()), [Knorm(3), Oracle(3)], prompt=PROMPT)
-    frame = found.to_pandas()
-    assert len(frame) == 2 * LAYERS * 2 * HEADS * 2
-    line = frame[(frame.policy == "Oracle(budget=3)") & (frame.layer == 1) & (frame["head"] == 2) & (frame.batch == 1)]
-    assert float(line[line.part == "generated"].recall.iloc[0]) == pytest.approx(
-        float(found.recall[1, 1, 1, 2, PROMPT:].mean())
-    )
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import regard
-from policy_audit.small_models import LAYERS, PROMPT, VOCABULARY, draw_tokens, make_model
+from policy_audit.small_models import PROMPT, VOCABULARY, draw_tokens, make_model
 from regard import ConfigError, DataError, ShapeError
 from regard.policies import Knorm, StreamingLLM
 from regard.policy_audit import ApplyPolicy, NeedleTask, find_needles, make_needle_tasks, measure_downstream
@@ -23,7 +23,6 @@ class Letters:
 
 
 HAYSTACK = "The grass is green. The sky is blue. The sun is yellow. Here we go. " * 40
-STORY = "Once upon a time a small cat found the red ball under that old tree, and they played with it all day long. " * 30
 TASK = NeedleTask("single", (1, 2, 3), 1, 2)
 NUMBER = re.compile(r"\nThe magic number of the (\w+) is (\d{5})\.\n")
 
@@ -46,19 +45,6 @@ def test_loss_divergence_and_agreement_are_those_of_the_logits():
     assert found.change == pytest.approx(losses[1] - losses[0], rel=1e-4)
     assert found.kl == pytest.approx(float((complete * (complete / changed).log()).sum(-1).mean()), rel=1e-4)
     assert found.agreement == float((complete.argmax(-1) == changed.argmax(-1)).double().mean())
-
-
-def test_the_error_of_the_residual_stream_is_that_of_each_block():
-    model, tokens, policy = make_model(), draw_tokens(), StreamingLLM(1, 4)
-    (found,) = measure_downstream(model, tokens, [policy], prompt=PROMPT)
-    streams = []
-    for changes in ([], [ApplyPolicy(policy, PROMPT)]):
-        with regard.intervene(model, *changes), regard.record(model, keep="residual") as recording, torch.no_grad():
-            model(tokens)
-        streams.append([recording.residual(layer)[:, PROMPT:-1] for layer in range(LAYERS)])
-    errors = [float(((y - x).norm(dim=-1) / x.norm(dim=-1)).mean()) for x, y in zip(*streams, strict=True)]
-    assert found.residual == pytest.approx(errors, rel=1e-9)
-    assert min(errors) > 0.01
 
 
 def test_a_policy_that_keeps_everything_changes_nothing():
@@ -124,17 +110,6 @@ def test_a_task_has_the_needles_of_its_kind_whole_and_its_answer_follows_from_th
     assert number in question
     assert [first, *(name for name, _ in others)] == answer
     assert [value for _, value in others] == answer[:-1]
-
-
-def test_a_task_of_a_vocabulary_of_pairs_has_no_more_tokens_than_were_asked_for():
-    vocabulary = regard.GPT2.load("pocket").text
-    for task in make_needle_tasks(vocabulary, STORY, length=300, count=2, seed=11):
-        assert 200 < len(task.tokens) <= 300
-        words = vocabulary.decode(list(task.tokens))
-        answer = vocabulary.decode(list(task.tokens[task.answer :])).strip()
-        assert words.endswith(answer)
-        for part in answer.split(", "):
-            assert part in vocabulary.decode(list(task.tokens[: task.context]))
 
 
 @pytest.mark.parametrize(

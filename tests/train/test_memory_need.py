@@ -1,10 +1,8 @@
 import pytest
 
 from regard import ConfigError
-from regard.models import GPT2, GPT2Config
-from regard.train import TrainConfig, begin, cost_estimate, memory_need
-from regard.train.memory_need import count_needed_bytes, get_memory_limit, read_memory_size
-from regard.train.single_process import SingleProcess
+from regard.train import begin, memory_need
+from regard.train.memory_need import count_needed_bytes
 from regard.train.translator_sizes import TranslatorSizes
 from train import small_runs
 
@@ -46,24 +44,7 @@ def test_a_vocabulary_that_makes_a_model_too_large_is_refused_when_it_is_known(t
         begin(config)
 
 
-def test_processes_share_the_batch_and_the_memory_of_their_machine(monkeypatch):
-    config, engine = TrainConfig(batch=8), SingleProcess()
-    assert count_needed_bytes(config, 4, 7)["batches"] * 4 == count_needed_bytes(config, 1, 7)["batches"]
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert get_memory_limit(engine) == read_memory_size()
-    engine.world = 4
-    assert get_memory_limit(engine) == read_memory_size() // 2
-
-
 @pytest.mark.parametrize(("name", "value"), [("layers", 10**9), ("width", 10**9), ("hidden", 2**70), ("vocabulary", 2**40)])
 def test_sizes_that_no_translator_has_are_refused_before_it_is_made(name, value):
     with pytest.raises(ConfigError, match=f"model.{name} must be .* at most"):
         TranslatorSizes("recurrent", {name: value})
-
-
-def test_a_plan_makes_one_layer_and_no_more(monkeypatch):
-    made = []
-    monkeypatch.setattr(cost_estimate, "GPT2", lambda config: made.append(config.layers) or GPT2(config))
-    config = TrainConfig(model=GPT2Config(layers=10**7, heads=2, width=32, context=16))
-    assert cost_estimate.estimate_cost(config, 1, "ddp").weights == 4 * config.model.parameters
-    assert made == [1]

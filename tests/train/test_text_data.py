@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from regard import ConfigError, DataError
+from regard import ConfigError
 from regard.text import BytePair, Letters
 from regard.text.corpus import Corpus
 from regard.train import TrainConfig, begin, run
@@ -101,24 +101,6 @@ def test_a_run_with_a_checkpoint_refuses_another_text_and_keeps_its_own(tmp_path
     assert contents(tmp_path / "run" / "corpus") == before
 
 
-@pytest.mark.parametrize("content", ["", "[]", "[" * 100_000, '{"names": 5, "digest": 1, "settings": []}'])
-def test_a_corpus_that_does_not_say_what_it_is_of_is_made_anew(tmp_path, story, content):
-    config = TrainConfig(text=str(story), out=str(tmp_path / "run"))
-    checksum = load_or_prepare_corpus(config).checksum
-    story.write_text(small_runs.TEXT[::-1])
-    (tmp_path / "run" / "corpus" / "source.json").write_text(content)
-    assert load_or_prepare_corpus(config).checksum != checksum
-
-
-def test_a_folder_of_something_else_is_left_as_it_is(tmp_path, story):
-    folder = tmp_path / "run" / "corpus"
-    folder.mkdir(parents=True)
-    (folder / "notes.txt").write_text("mine")
-    with pytest.raises(DataError, match=r"holds notes\.txt, which is not part of a corpus"):
-        load_or_prepare_corpus(TrainConfig(text=str(story), out=str(tmp_path / "run")))
-    assert contents(folder) == {"notes.txt": b"mine"}
-
-
 def test_sentence_pairs_belong_to_their_files_too(tmp_path):
     config = {"out": str(tmp_path / "run"), "vocabulary": "290", "model": {"kind": "recurrent", "width": 6, "hidden": 7}}
     write_pairs(tmp_path, "some", make_pairs(30))
@@ -129,9 +111,3 @@ def test_sentence_pairs_belong_to_their_files_too(tmp_path):
         load_or_prepare_pairs(texts[1]).checksum
         == load_or_prepare_pairs(replace(texts[1], out=str(tmp_path / "fresh"))).checksum
     )
-
-
-@pytest.mark.parametrize("both", [{}, {"corpus": "a", "text": "b"}])
-def test_a_run_has_a_corpus_or_a_text(both):
-    with pytest.raises(ConfigError, match="a run needs either corpus"):
-        load_or_prepare_corpus(TrainConfig(**both))

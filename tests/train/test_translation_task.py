@@ -153,16 +153,6 @@ def test_a_sample_is_the_translation_of_the_prompt_or_of_a_held_out_sentence(fol
         assert found == training.task.text.decode(tokens)
 
 
-def test_pairs_are_prepared_into_the_folder_of_the_run_once(tmp_path):
-    write_pairs(tmp_path, "some", make_pairs(40))
-    asked = {"corpus": "", "pairs": str(tmp_path / "some"), "vocabulary": "280", "out": str(tmp_path / "run")}
-    config = small_runs.translation(tmp_path, "plain", **asked)
-    first = begin(config).task.identify_data()
-    (tmp_path / "some.en").unlink()
-    assert begin(config).task.identify_data() == first
-    assert first["pairs"] == len(Pairs.load(tmp_path / "run" / "corpus").train)
-
-
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
