@@ -1,14 +1,15 @@
 """Settings for every test: hypothesis without a deadline; each process its share of cores.
 
 hypothesis draws the same 20 examples each time, unless a test says how many it needs, and fewer on an emulated processor
-(processors.py). So a commit always runs the same tests with the same examples. `--shard 2/6` keeps the second of six parts of
-the files; each file is in one of them.
+(processors.py). Random numbers begin anew with each test, whatever ran before it in its process. So a commit always runs the
+same tests with the same examples. `--shard 2/6` keeps the second of six parts of the files; each file is in one of them.
 
 With `-n 2`, as make runs them, processes take the files of tests in turn and share the threads: a test may
 rely on nothing that a test of another file has made, and on no port, folder or moment of its own choice.
 """
 
 import os
+import random
 import zlib
 from pathlib import Path
 
@@ -61,6 +62,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         places.setdefault(item.path, len(LONGEST) + ("browser" not in getattr(item, "fixturenames", ())))
     items.sort(key=lambda item: places[item.path])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Seed what the test and the fixtures that are made for it draw."""
+    import numpy  # not before the number of threads is set
+    import torch
+
+    random.seed(0)
+    numpy.random.seed(0)  # noqa: NPY002
+    torch.manual_seed(0)
 
 
 @pytest.fixture

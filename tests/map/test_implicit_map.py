@@ -206,7 +206,7 @@ def test_a_certificate_is_the_largest_distance_from_the_outputs():
     right = ImplicitMap(mechanism, values=v, outputs=SampledOutputs(queries, outputs[:, :, queries])).certificate()
     assert right.error < EQUAL
     assert right.rows == 6
-    outputs[0, 1, 11, 2] += outputs[0, 1, queries].abs().max() / 8
+    outputs[0, 1, 11, 2] += torch.copysign(outputs[0, 1, queries].abs().max() / 8, outputs[0, 1, 11, 2])
     wrong = ImplicitMap(mechanism, values=v, outputs=SampledOutputs(queries, outputs[:, :, queries])).certificate()
     assert 0.05 < wrong.error <= 0.125 + EQUAL
     outputs[0, 0, 3, 1] = torch.nan
