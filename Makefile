@@ -1,5 +1,6 @@
 # make demo    a small trained model reads a story: in the terminal, and as a page in the browser
 # make test    the everyday tests                    make test-all  every test, and the numerical ones as on other processors
+# make test-ci the everyday tests, the slow ones of tests/ci.txt, and the numerical ones as on one other processor
 # make lint    style and types                       make docs    the documentation, in build/docs
 # make site    the gallery of the page, the documentation and the atlas as static files, in build/site
 # make bench   the benchmarks, into docs/benchmarks.md
@@ -7,14 +8,13 @@
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
-MINUTES ?= inf
 BIN = .venv/bin
 unexport PYTHONDONTWRITEBYTECODE # else each of the hundreds of processes that tests start compiles every module again
 STORY = Lily had a red ball and Tom had a blue ball. Lily gave her red ball to Tom, and Tom gave his blue ball to Lily.
 PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet
 PYTEST = $(BIN)/python -m pytest --quiet --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-all lint docs site bench browser clean
+.PHONY: demo test test-ci test-all lint docs site bench browser clean
 .DEFAULT_GOAL := demo
 
 demo: .venv/ready
@@ -32,11 +32,16 @@ test: .venv/ready-for-work
 	@echo "Running the everyday tests: some five minutes on two cores."
 	@$(PYTEST) -n 2 -m "not slow"
 
-test-all: .venv/ready-for-work
-	@echo "Running every test: half an hour or more on two cores."
+test-ci: .venv/ready-for-work
+	@echo "Running the everyday tests, the slow ones of tests/ci.txt, and the numerical ones as on one other processor."
+	@$(PYTEST) -n 2 -m "not slow or ci"
+	@$(BIN)/python tests/processors.py plain
+
+test-all: .venv/ready-for-work # SHARD=2/6 runs a part of the files
+	@echo "Running every test: an hour on two cores."
 	@-$(PYTEST) --collect-only >/dev/null # stores bytecode, which each of four processes would otherwise compile for itself
-	@CI=1 REGARD_TESTS_MINUTES=$(MINUTES) $(PYTEST) -n 4 --durations=5 # more processes than cores: many tests wait for a browser, or for another process
-	@REGARD_TESTS_MINUTES=$(MINUTES) $(BIN)/python tests/processors.py
+	@$(PYTEST) -n 4 --durations=5 $(if $(SHARD),--shard $(SHARD)) # more processes than cores: many tests wait for a browser, or for another process
+	@$(if $(SHARD),,$(BIN)/python tests/processors.py)
 
 lint: .venv/ready-for-work
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

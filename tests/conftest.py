@@ -1,35 +1,29 @@
 """Settings for every test: hypothesis without a deadline; each process its share of cores.
 
-In CI, hypothesis draws the same 40 examples each time; elsewhere 20 new ones, unless a test says how many it needs. On an
-emulated processor it draws the same 10 (see processors.py).
-
-Where REGARD_TESTS_MINUTES is set, as in .ci/run, a test with many cases runs a third of them once the run has taken so long,
-after twice that a ninth, and so on. Slow tests with few cases run on every third day from twice that on, and all others from
-three times. Each day other cases run, and other files come first.
+hypothesis draws the same 20 examples each time, unless a test says how many it needs, and fewer on an emulated processor
+(processors.py). Random numbers begin anew with each test, whatever ran before it in its process. So a commit always runs the
+same tests with the same examples. `--shard 2/6` keeps the second of six parts of the files; each file is in one of them.
 
 With `-n 2`, as make runs them, processes take the files of tests in turn and share the threads: a test may
 rely on nothing that a test of another file has made, and on no port, folder or moment of its own choice.
 """
 
-import datetime
 import os
-import time
+import random
 import zlib
-from collections import defaultdict
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from run_limits import EMULATED, MINUTES, limit_examples
+from run_limits import EMULATED, limit_examples
 
-settings.register_profile("here", deadline=None, print_blob=True, max_examples=20)
-settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True, max_examples=40)
-settings.register_profile("emulated", settings.get_profile("ci"), max_examples=limit_examples(100))
-settings.load_profile("emulated" if EMULATED else "ci" if os.environ.get("CI") else "here")
+settings.register_profile("everywhere", deadline=None, derandomize=True, print_blob=True, max_examples=20)
+settings.register_profile("emulated", settings.get_profile("everywhere"), max_examples=limit_examples(20))
+settings.load_profile("emulated" if EMULATED else "everywhere")
 
 FOLDER = Path(__file__).parent
-LONGEST = (  # files that take minutes on two cores, the longest first; none of a browser
+LONGEST = (  # files that take minutes on two cores, the longest first
     "head_atlas/test_build_atlas.py",
     "train/test_distributed.py",
     "compiled/test_jit_cache.py",
@@ -42,66 +36,43 @@ LONGEST = (  # files that take minutes on two cores, the longest first; none of 
     "notebooks/test_notebooks.py",
 )
 assert all((FOLDER / name).is_file() for name in LONGEST), "a file of LONGEST was renamed or removed"
+CI_TESTS = (FOLDER / "ci.txt").read_text().split()
 
 
-STARTED = float(os.environ.setdefault("REGARD_TESTS_STARTED", str(time.time())))  # other processes inherit it
-TODAY = datetime.date.fromtimestamp(STARTED).toordinal()  # the same in all processes, though midnight passes
-MANY_CASES = 5
-LEFT_OUT = "left out today, since the run had taken long"
-places_of_cases: dict[pytest.Item, tuple[int, int]] = {}  # among the cases of its test, which has many, and their number
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shard", help="run a part of the files, such as 2/6")
 
 
-def number_cases(items: list[pytest.Item]) -> None:
-    """Fill `places_of_cases`."""
-    cases = defaultdict(list)
-    for item in items:
-        test, _, case = item.name.partition("[")
-        if case:
-            cases[item.path, test].append(item)
-    for many in cases.values():
-        if len(many) >= MANY_CASES:
-            places_of_cases.update((item, (place, len(many))) for place, item in enumerate(many))
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave the files of other shards out."""
+    if (shard := config.getoption("shard")) and collection_path.suffix == ".py":
+        part, count = map(int, shard.split("/"))
+        if zlib.crc32(collection_path.relative_to(FOLDER).as_posix().encode()) % count != part % count:
+            return True
+    return None
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip tests of a run that takes long, others each day.
-
-    Each time that MINUTES have passed, a third is left of the cases of a test with many; one MINUTES later likewise of slow
-    tests with few cases, and two later of all others.
-    """
-    stage = int((time.time() - STARTED) / 60 / MINUTES)
-    if item in places_of_cases:
-        place, count = places_of_cases[item]
-        parts = min(3**stage, count)
-    else:
-        place = zlib.crc32(item.nodeid.encode())
-        parts = 3 ** max(0, stage - (1 if item.get_closest_marker("slow") else 2))
-    if (place + TODAY) % parts:
-        pytest.skip(LEFT_OUT)
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how many tests were left out."""
-    if count := sum(LEFT_OUT in str(report.longrepr) for report in terminalreporter.stats.get("skipped", ())):
-        terminalreporter.write_line(
-            f"The run took more than {MINUTES:g} minutes: {count} tests were left out from then on, others each day. "
-            "All of them: make test-all"
-        )
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start the longest files first, so that no process works alone at the end, and those of a browser last.
-
-    A browser's event loop stays in its process, where no test could start another. Files between begin elsewhere each day.
-    """
-    in_browser = {item.path: None for item in items if "browser" in getattr(item, "fixturenames", ())}
-    longest = {FOLDER / name: None for name in LONGEST}
-    others = [path for path in dict.fromkeys(item.path for item in items) if path not in in_browser | longest]
-    first = TODAY * 97 % len(others) if others else 0  # 97 files further each day
-    places = {path: place for place, path in enumerate([*longest, *others[first:], *others[:first], *in_browser])}
+    """Mark the tests of ci.txt; start the longest first, then a browser's, so that no process works alone at the end."""
+    for item in items:
+        if item.nodeid.partition("[")[0].removeprefix("tests/") in CI_TESTS:
+            item.add_marker("ci")
+    places = {FOLDER / name: place for place, name in enumerate(LONGEST)}
+    for item in items:
+        places.setdefault(item.path, len(LONGEST) + ("browser" not in getattr(item, "fixturenames", ())))
     items.sort(key=lambda item: places[item.path])
-    number_cases(items)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Seed what the test and the fixtures that are made for it draw."""
+    import numpy  # not before the number of threads is set
+    import torch
+
+    random.seed(0)
+    numpy.random.seed(0)  # noqa: NPY002
+    torch.manual_seed(0)
 
 
 @pytest.fixture

@@ -1,17 +1,13 @@
 """Run the numerical tests again as on processors with fewer instructions than this one.
 
-`make test-all` ends with it. Words select emulations by their names: `python tests/processors.py haswell`.
+`make test-all` ends with all of them, and `make test-ci` with one. Words select emulations by their names:
+`python tests/processors.py haswell`.
 
 ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA and MKL_ENABLE_INSTRUCTIONS narrow torch and its libraries, NUMBA_CPU_NAME and
 NUMBA_CPU_FEATURES narrow the compiled kernels, OMP_NUM_THREADS sets the threads. MKL reads its variable on Intel's processors
 only. The tests are the same; hypothesis draws a tenth of the examples (run_limits.py).
-
-Where REGARD_TESTS_MINUTES is set, no emulation starts after three quarters of it, and each day another one is the first; for
-each of them it is a quarter of it (conftest.py).
 """
 
-import datetime
-import math
 import os
 import re
 import subprocess
@@ -23,7 +19,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from regard.compiled import processor
-from run_limits import MINUTES
 
 ROOT = Path(__file__).parents[1]
 NUMERICAL = (
@@ -64,7 +59,6 @@ THREADS = (
     "tests/map/test_compiled_passes.py",
     "tests/map/test_attribution_passes.py",
 )
-LAST_START = time.perf_counter() + 0.75 * MINUTES * 60
 COUNTS = re.compile(r"(\d+) (passed|failed|skipped|error)")
 
 
@@ -123,12 +117,10 @@ EMULATIONS = (
 
 
 def run(emulation: Emulation) -> tuple[str, bool]:
-    """A line on the numerical tests under one emulation, and whether they passed; it does not start after LAST_START."""
+    """A line on the numerical tests under one emulation, and whether they passed."""
     missing = emulation.needs - processor.read_host_features()
     if missing:
         return f"{emulation.name}: skipped, this processor has no {' '.join(sorted(missing))}", True
-    if time.perf_counter() > LAST_START:
-        return f"{emulation.name}: left out today, since the others took more than {0.75 * MINUTES:g} minutes", True
     command = [
         sys.executable,
         "-m",
@@ -143,7 +135,6 @@ def run(emulation: Emulation) -> tuple[str, bool]:
     started = time.perf_counter()
     with TemporaryDirectory() as folder:  # torch.compile's own cache does not tell ATEN_CPU_CAPABILITY apart
         environment = {**os.environ, **emulation.environment, "REGARD_TESTS_EMULATED": "1", "TORCHINDUCTOR_CACHE_DIR": folder}
-        environment["REGARD_TESTS_MINUTES"] = str(MINUTES / 4)
         ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     seconds = time.perf_counter() - started
     if ran.returncode:
@@ -157,10 +148,9 @@ def main(names: list[str]) -> int:
     chosen = [one for one in EMULATIONS if not names or any(name in one.name for name in names)]
     cores = os.cpu_count() or 1
     print(f"On {processor.read_processor_name()}, {cores} cores:", flush=True)
-    first = datetime.date.today().toordinal() % len(chosen) if math.isfinite(MINUTES) else 0
     has_passed = True
     with ThreadPoolExecutor(cores) as pool:
-        for line, passed in pool.map(run, chosen[first:] + chosen[:first]):
+        for line, passed in pool.map(run, chosen):
             print(line, flush=True)
             has_passed &= passed
     return 0 if has_passed else 1

@@ -1,9 +1,8 @@
-"""The limits of a run of the tests: examples that hypothesis draws, and minutes after which cases are left out."""
+"""The number of examples that hypothesis draws, here and on an emulated processor."""
 
 import os
 
 EMULATED = "REGARD_TESTS_EMULATED" in os.environ  # set by processors.py, where the same tests run once more
-MINUTES = float(os.environ.get("REGARD_TESTS_MINUTES", "inf"))  # set by make
 FEWEST = 10
 
 

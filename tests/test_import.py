@@ -53,6 +53,7 @@ def test_importing_brings_in_nothing_but_regard_and_the_standard_library(import_
     assert tops - set(sys.stdlib_module_names) <= {"regard", "torch"}
 
 
+@pytest.mark.slow
 def test_importing_reaches_only_the_packages_that_need_nothing_more_than_torch(import_report):
     packages = {name.split(".")[1] for name in import_report["modules"] if name.startswith("regard.")}
     assert [name for name in import_report["at once"] if name.startswith("regard.")] == [

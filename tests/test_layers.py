@@ -97,6 +97,11 @@ def list_modules() -> dict[str, Path]:
     return {".".join(path.relative_to(SOURCE).with_suffix("").parts): path for path in sorted(SOURCE.rglob("*.py"))}
 
 
+@cache
+def read_imports(module: str) -> set[str]:
+    return list_imports(list_modules()[module].read_text(encoding="utf-8"))
+
+
 def list_imports(source: str) -> set[str]:
     """Every module named by an import, at the top or inside a function; relative ones are not used."""
     found = set()
@@ -107,10 +112,6 @@ def list_imports(source: str) -> set[str]:
             assert not node.level, "relative imports hide the package"
             found |= {node.module, *(f"{node.module}.{name.name}" for name in node.names)}
     return found
-
-
-def is_inside(name: str, place: str) -> bool:
-    return f"{name}.".startswith(f"{place}.")
 
 
 def find_violations(module: str, named: set[str]) -> list[str]:
@@ -140,19 +141,18 @@ def test_every_package_is_in_a_layer():
     assert packages <= set().union(*LAYERS)
 
 
-@pytest.mark.parametrize("module", list_modules())
-def test_a_module_imports_its_own_package_or_a_lower_layer(module):
-    assert find_violations(module, list_imports(list_modules()[module].read_text(encoding="utf-8"))) == []
+def test_a_module_imports_its_own_package_or_a_lower_layer():
+    assert [violation for module in list_modules() for violation in find_violations(module, read_imports(module))] == []
 
 
 def test_a_folder_of_handwritten_attention_imports_lower_ones():
     base = "observe.interception.handwritten."
     layers = {name: number for number, names in enumerate(HANDWRITTEN) for name in names}
     found = []
-    for module, path in list_modules().items():
+    for module in list_modules():
         folder, _, file = module.removeprefix(base).partition(".")
         if module.startswith(base) and file:
-            for name in list_imports(path.read_text(encoding="utf-8")):
+            for name in read_imports(module):
                 other = name.removeprefix(f"regard.{base}").split(".")[0]
                 if name.startswith(f"regard.{base}") and other != folder and layers.get(other, len(layers)) >= layers[folder]:
                     found.append(f"{module} imports {name}")
@@ -177,7 +177,7 @@ def test_no_imports_form_a_cycle():
 def list_own_imports(name: str) -> set[str]:
     """The modules that a module imports; a package stands for its __init__, which is left out for modules inside it."""
     found = set()
-    for imported in list_imports(list_modules()[name].read_text(encoding="utf-8")):
+    for imported in read_imports(name):
         target = imported.removeprefix("regard.") if imported.startswith("regard.") else None
         if target in list_modules() and target != name:
             found.add(target)

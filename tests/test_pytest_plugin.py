@@ -35,6 +35,8 @@ def run(folder, code, *options):
         "regard.pytest_plugin",
         "-p",
         "no:cacheprovider",
+        "-p",
+        "no:unraisableexception",  # which collects all garbage of this process again and again
         "--rootdir",
         folder,
         "-c",

@@ -7,17 +7,14 @@ from transformers import (
     DeepseekV3ForCausalLM,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
 )
 
 import regard
 from attribution.small_models import GROUPED, TOKENS, C, E, G, H, N, make_model
 from observe.models import words
 from regard.attribution.circuits import measure_rotation
-from regard.attribution.model_parts import Norm, find_projection
+from regard.attribution.model_parts import Norm
 from regard.errors import ConfigError, OutOfRangeError
-from regard.models import GPT2, GPT2Config
 from regard.probe.copying import score_eigenvalues, score_ov_eigenvalues
 
 pytestmark = pytest.mark.usefixtures("in_float64", "float64_models")
@@ -101,22 +98,6 @@ def test_scores_of_gpt2_are_those_of_the_circuit_up_to_terms_of_the_query_and_of
             torch.testing.assert_close(middle @ found @ middle, middle @ (q[head] @ k[head].T) @ middle, **EQUAL)
 
 
-@torch.no_grad()
-def test_a_head_whose_weights_are_zero_leaves_the_others_of_its_layer_their_circuits():
-    model = make_model("llama")
-    layer = model.model.layers[0].self_attn
-    for projection in (layer.q_proj, layer.k_proj, layer.v_proj):
-        projection.weight[-E:] = 0  # the last of the heads and of those that share keys
-    circuits = regard.find_circuits(model, make_tokens())
-    norm, q, k, v, output = list_weights(model, "llama", 0)
-    for head in range(H):
-        torch.testing.assert_close(circuits.ov(0, head)[:], norm @ v[head] @ output[head], **EQUAL)
-        torch.testing.assert_close(circuits.qk(0, head, distance=0)[:], norm @ q[head] @ k[head].T @ norm, **EQUAL)
-    assert score_ov_eigenvalues(circuits.parts.layers[circuits.recording.layers()[0]], circuits.parts).isnan().tolist() == [
-        head * G // H == G - 1 for head in range(H)
-    ]
-
-
 @pytest.mark.parametrize("rank", [C, C // 2])
 @torch.no_grad()
 def test_values_that_are_projected_from_a_latent_vector_have_no_ov_circuit(rank):
@@ -132,20 +113,6 @@ def test_values_that_are_projected_from_a_latent_vector_have_no_ov_circuit(rank)
     table = regard.probe_heads(model, ablate="none")
     assert all(torch.tensor(float(row.scores["ov"])).isnan() for row in table)
     assert not any(torch.tensor(float(row.scores["copying"])).isnan() for row in table)
-
-
-@torch.no_grad()
-def test_scores_with_rotary_positions_are_those_of_the_circuit_at_their_distance():
-    model, tokens = make_model("llama"), make_tokens()
-    circuits = regard.find_circuits(model, tokens)
-    for layer in range(2):
-        x = watch_residual(model, "llama", layer, tokens)
-        asked = circuits.recording.map(layer).planes.request
-        for head in range(H):
-            scores = asked.q[0, head] @ asked.k[0, head * G // H].T
-            for distance in (0, 1, 7, T - 1):
-                found = x[distance:] @ (circuits.qk(layer, head, distance=distance) @ x[: T - distance].T)
-                torch.testing.assert_close(found.diagonal(), scores.diagonal(-distance), **EQUAL)
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.25])
@@ -195,47 +162,6 @@ def test_the_eigenvalues_over_the_vocabulary_give_the_score_of_copying(name):
             assert float(dense.real.sum() / dense.abs().sum()) == pytest.approx(float(score), abs=1e-6)
 
 
-def test_circuits_of_this_packages_gpt2_are_found_from_two_tokens():
-    torch.manual_seed(0)
-    model = GPT2(GPT2Config(layers=1, heads=2, width=8, context=12, vocabulary=30)).eval()
-    circuits = regard.find_circuits(model, torch.tensor([[3, 4]]))
-    attention, norm = model.blocks[0].attention, torch.eye(8) - 1 / 8
-    expected = norm @ attention.W_query.weight[4:].T @ attention.W_key.weight[4:] @ norm
-    torch.testing.assert_close(circuits.qk(0, 1)[:], expected, **EQUAL)
-    expected = norm @ attention.W_value.weight[4:].T @ attention.out_proj.weight[:, 4:].T
-    torch.testing.assert_close(circuits.ov(0, 1)[:], expected, **EQUAL)
-
-
-@torch.no_grad()
-def test_a_norm_is_not_taken_for_one_of_another_kind_where_there_are_two_tokens():
-    model = make_model("llama")
-    few, many = (regard.find_circuits(model, tokens).ov(1, 2)[:] for tokens in (make_tokens()[:, :2], make_tokens()))
-    torch.testing.assert_close(few, many, **EQUAL)
-
-
-def test_a_rotated_layer_without_a_distance_or_beyond_the_tokens_is_refused():
-    circuits = regard.find_circuits(make_model("llama"), make_tokens())
-    with pytest.raises(ConfigError, match="pass distance="):
-        circuits.qk(0, 0)
-    with pytest.raises(ConfigError, match="distance must be"):
-        circuits.qk(0, 0, distance=T)
-
-
-def test_queries_that_are_normed_after_their_projection_have_no_circuit():
-    torch.manual_seed(0)
-    model = Qwen3ForCausalLM(Qwen3Config(**GROUPED, **TOKENS)).eval()
-    circuits = regard.find_circuits(model, make_tokens())
-    assert circuits.ov(0, 0).shape == (C, C)
-    with pytest.raises(ConfigError, match="were not found"):
-        circuits.qk(0, 0, distance=1)
-
-
-def test_a_projection_that_a_norm_follows_has_no_ov_circuit():
-    circuits = regard.find_circuits(make_model("gemma2"), make_tokens())
-    with pytest.raises(ConfigError, match=r"output projection of .* was not found"):
-        circuits.ov(0, 0)
-
-
 @pytest.mark.parametrize("where", [(2, 0), (0, H), (-3, 0)])
 def test_a_head_that_is_not_there_is_refused(where):
     circuits = regard.find_circuits(make_model("gpt2"), make_tokens())
@@ -266,20 +192,3 @@ def test_a_rotation_of_any_number_of_columns_is_measured(rotated, is_interleaved
     x = torch.randn(50, 16, dtype=torch.float64)
     found = measure_rotation(x, (x @ expected).to(dtype).double())
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10 if dtype == torch.float64 else 4 * torch.finfo(dtype).eps)
-
-
-@torch.no_grad()
-def test_the_projections_of_a_layer_are_found_once(monkeypatch):
-    model, searched = make_model("llama"), []
-    circuits = regard.find_circuits(model, make_tokens())
-    monkeypatch.setattr(
-        "regard.attribution.circuits.find_projection", lambda *given: searched.append(1) or find_projection(*given)
-    )
-    for head in range(H):
-        circuits.qk(0, head, distance=1)
-    once = len(searched)
-    assert once > 0
-    circuits.qk(0, 0, distance=3)
-    assert len(searched) == once
-    circuits.qk(1, 0, distance=3)
-    assert len(searched) == 2 * once

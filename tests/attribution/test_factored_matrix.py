@@ -92,10 +92,3 @@ def test_the_top_entries_are_those_of_the_dense_matrix_in_blocks_of_any_size(mon
 def test_what_does_not_fit_is_refused(call, error):
     with pytest.raises(error):
         call(make(7, 11))
-
-
-def test_one_index_is_of_rows_and_two_are_refused():
-    found = FactoredMatrix(torch.randn(5, 2), torch.randn(2, 4))
-    assert found[torch.tensor(3)].shape == (4,)
-    with pytest.raises(ShapeError, match=r"takes one index, of rows, got 2: the entry \(i, j\) is A\[i\]\[j\]"):
-        found[3, 2]

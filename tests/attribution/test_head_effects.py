@@ -4,13 +4,10 @@ import json
 
 import pytest
 import torch
-from transformers import AlbertConfig, AlbertForMaskedLM
 
 import regard
 from observe.models import bart, gpt2, llama, words
-from regard.attribution.head_effects import HeadEffect, HeadEffects
 from regard.errors import ConfigError, DataError, MissingNameError
-from regard.observe.score_interval import Score
 
 pytestmark = pytest.mark.usefixtures("in_float64", "float64_models")
 EQUAL = 1e-9  # float64
@@ -123,50 +120,6 @@ def test_a_frozen_model_in_training_mode_is_measured_and_left_as_it_was():
     assert found.rows[0].estimate != 0
 
 
-def test_effects_within_no_grad_are_those_outside_it():
-    model, tokens = gpt2().eval(), words(2, 9)
-    expected = regard.effects(model, tokens, pick_lead, heads=[(1, 2)]).to_dicts()
-    with torch.no_grad():
-        assert regard.effects(model, tokens, pick_lead, heads=[(1, 2)]).to_dicts() == expected
-
-
-def test_a_dict_of_arguments_is_passed_by_name():
-    model, tokens = gpt2().eval(), words(2, 9)
-    given = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
-    one, other = (regard.effects(model, inputs, pick_lead, heads=[(2, 3)]) for inputs in (tokens, given))
-    assert abs(one.rows[0].effect - other.rows[0].effect) < EQUAL
-
-
-@pytest.mark.slow
-def test_heads_are_sorted_by_the_size_of_their_effect_and_printed():
-    found = regard.effects(gpt2().eval(), words(3, 9), pick_lead)
-    sizes = [abs(row.effect) for row in found.sort_by_effect()]
-    assert sizes == sorted(sizes, reverse=True)
-    assert -1 <= found.correlation <= 1
-    lines = str(found).splitlines()
-    assert all(len(line) <= 80 for line in lines)
-    assert "correlation with the effects" in str(found)
-    assert [line.split()[0] for line in lines[1:11]] == [f"{row.layer}.{row.head}" for row in found.sort_by_effect()][:10]
-    assert lines[11] == "10 of 12 heads, the largest effects first; rows and to_dicts() have all"
-
-
-def test_effects_that_are_no_numbers_are_last_and_a_short_table_has_every_row():
-    effects = [Score(one) for one in (float("nan"), 0.5, -2.0, float("nan"), 1.0)]
-    found = HeadEffects(tuple(HeadEffect(0, "a", head, one, 0.0) for head, one in enumerate(effects)), 3.0, "zero")
-    assert [row.head for row in found.sort_by_effect()] == [2, 4, 1, 0, 3]
-    begins = [line.split()[0] for line in str(found).splitlines()]
-    assert repr(found) == "HeadEffects(5 heads, by='zero', on 3)"
-    assert begins == ["head", "0.2", "0.4", "0.1", "0.0", "0.3", "effect:", "estimate:"]
-
-
-def test_a_grid_has_each_effect_at_its_layer_and_head_and_nan_elsewhere():
-    found = regard.effects(gpt2().eval(), words(1, 9), pick_lead, heads=[(0, 2), (1, 0)])
-    grid = found.to_grid()
-    assert grid.shape == (2, 3)
-    assert [float(grid[row.layer, row.head]) for row in found] == [float(row.effect) for row in found]
-    assert grid.isnan().sum() == 4
-
-
 @pytest.mark.parametrize(
     ("given", "error"),
     [
@@ -187,29 +140,6 @@ def test_a_grid_has_each_effect_at_its_layer_and_head_and_nan_elsewhere():
 def test_what_cannot_be_measured_is_refused(given, error):
     with pytest.raises(error):
         regard.effects(gpt2().eval(), words(1, 9), **({"measure": pick_lead} | given))
-
-
-def test_layers_that_share_a_module_have_effects_of_their_own():
-    """The module's output, which is a sum over the heads, without a head in one of its three runs."""
-    sizes = {"embedding_size": 16, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 32, "vocab_size": 101}
-    model, tokens = AlbertForMaskedLM(AlbertConfig(num_hidden_layers=3, **sizes)).eval(), words(2, 9)
-    dense = model.albert.encoder.albert_layer_groups[0].albert_layers[0].attention.dense
-    with torch.no_grad():
-        plain = pick_lead(model(tokens))
-    for row in regard.effects(model, tokens, pick_lead, heads=[(layer, 2) for layer in range(3)]):
-        turns = []
-
-        def leave_out(module, args, layer=row.layer, turns=turns):
-            turns.append(args[0].clone())
-            if len(turns) == layer + 1:
-                turns[-1][..., 16:24] = 0
-            return (turns[-1],)
-
-        handle = dense.register_forward_pre_hook(leave_out)
-        with torch.no_grad():
-            rise = pick_lead(model(tokens)) - plain
-        handle.remove()
-        assert abs(float(row.effect) - float(rise.mean())) < 1e-9
 
 
 @pytest.mark.parametrize("by", ["mean", "resample"])

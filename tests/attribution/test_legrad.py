@@ -23,8 +23,6 @@ from transformers import (
 import regard
 from bounds import gamma
 from observe.family import Widened
-from observe.models import bart, gpt2, words
-from regard.attribution.legrad import collect_scores
 from regard.errors import ConfigError
 
 EQUAL = 1e-10  # float64
@@ -111,16 +109,6 @@ def test_relevance_is_that_of_the_authors_script_on_dense_attention(name):
     assert float((found - expected[:, 0]).abs().max()) < EQUAL * float(expected.max())
 
 
-def test_scores_of_ones_own_are_those_of_the_model_where_they_are_the_same():
-    model, inputs = make_vit("sdpa")
-    with regard.record(model, keep="values") as recording:
-        hidden = model(**inputs, output_hidden_states=True).hidden_states
-    found = collect_scores(recording, {layer: apply_vit_head(model, hidden[layer + 1])[:, CLASS].sum() for layer in (0, 2)})
-    expected = regard.legrad(model, inputs, measure, layers=[0, 2])
-    assert float((found.scores - expected.scores).abs().max()) < EQUAL * float(expected.scores.max())
-    assert found.numbers == (0, 2)
-
-
 def test_the_model_is_left_as_it_was():
     model, inputs = make_vit("sdpa")
     model.requires_grad_(False).train()
@@ -129,18 +117,6 @@ def test_the_model_is_left_as_it_was():
     assert {name: (set(vars(module)), len(module._forward_hooks)) for name, module in model.named_modules()} == before
     assert model.training
     assert not any(one.requires_grad or one.grad is not None for one in model.parameters())
-
-
-def test_a_forward_of_a_block_that_stood_in_for_its_own_is_left_in_place():
-    model, inputs = make_vit("sdpa")
-    expected = regard.legrad(model, inputs, measure)
-    blocks = [module for name, module in model.named_modules() if name.rpartition(".")[2].isdigit()]
-    forwards = [block.forward for block in blocks]
-    for block, forward in zip(blocks, forwards, strict=True):
-        vars(block)["forward"] = forward
-    assert torch.equal(regard.legrad(model, inputs, measure).scores, expected.scores)
-    assert len(blocks) == LAYERS
-    assert [vars(block).get("forward") for block in blocks] == forwards
 
 
 def test_keys_that_a_number_in_the_bias_hides_do_not_count():
@@ -169,99 +145,6 @@ def test_a_padded_text_has_the_merged_scores_that_it_has_alone(some):
     assert not merged[1, alone.shape[1] :].any()
     whole = regard.legrad(model, {"input_ids": ids[:1]}, measure).merge(some)
     assert float((merged[:1] - whole).abs().max()) < EQUAL
-
-
-@pytest.mark.parametrize("build", [gpt2, bart], ids=["decoder", "decoder with an encoder"])
-def test_a_language_model_has_a_score_of_each_layer(build):
-    model = build().double()
-    found = regard.legrad(model, words(B, 9), lambda output: output.logits[:, -1, 7])
-    assert found.scores.shape == (B, 3, 9)
-    assert found.merge().amax(1).allclose(torch.ones(B, dtype=torch.float64))
-
-
-class Attend(torch.nn.Module):
-    """Attention without the residual stream; `weights` are those of its last call if it is eager."""
-
-    def __init__(self, is_eager):
-        super().__init__()
-        self.qkv, self.out, self.is_eager = torch.nn.Linear(WIDTH, 3 * WIDTH), torch.nn.Linear(WIDTH, WIDTH), is_eager
-
-    def forward(self, x):
-        q, k, v = self.qkv(x).unflatten(-1, (3, H, -1)).permute(2, 0, 3, 1, 4)
-        if self.is_eager:
-            self.weights = ((q @ k.mT) * q.shape[-1] ** -0.5).softmax(-1)
-            context = self.weights @ v
-        else:
-            context = torch.nn.functional.scaled_dot_product_attention(q, k, v)
-        return self.out(context.transpose(1, 2).flatten(2))
-
-
-class Mix(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = torch.nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x):
-        return self.inner(x).tanh()
-
-
-class Residual(torch.nn.Module):
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x):
-        return x + self.inner(x)
-
-
-class Mixed(torch.nn.Module):
-    """Blocks with attention and without it, in one list, or layers of both kinds in pairs, whose sums the model makes."""
-
-    def __init__(self, in_pairs, is_eager=False):
-        super().__init__()
-        parts = [(Attend(is_eager), Mix()) for _ in range(LAYERS)]
-        self.in_pairs = in_pairs
-        if in_pairs:
-            self.layers = torch.nn.ModuleList(torch.nn.ModuleList(pair) for pair in parts)
-        else:
-            self.layers = torch.nn.ModuleList(Residual(part) for pair in parts for part in pair)
-        self.norm, self.head = torch.nn.LayerNorm(WIDTH), torch.nn.Linear(WIDTH, CLASSES)
-
-    def score(self, x):
-        return self.head(self.norm(x)[:, 0])[:, CLASS]
-
-    def forward(self, x):
-        for layer in self.layers:
-            if self.in_pairs:
-                attend, mix = layer
-                x = x + attend(x)
-                x = x + mix(x)
-            else:
-                x = layer(x)
-        return self.score(x)
-
-
-def test_blocks_without_attention_are_left_out_too():
-    torch.manual_seed(0)
-    dense, model = (Mixed(in_pairs=False, is_eager=is_eager).double() for is_eager in (True, False))
-    model.load_state_dict(dense.state_dict())
-    x, expected = torch.randn(B, 9, WIDTH, dtype=torch.float64), []
-    stream = x
-    for n, block in enumerate(dense.layers):
-        stream = block(stream)
-        if n % 2 == 0:
-            (gradient,) = torch.autograd.grad(dense.score(stream).sum(), [block.inner.weights], retain_graph=True)
-            expected.append(gradient.clamp(min=0).mean((1, 2)))
-    found = regard.legrad(model, x, lambda output: output)
-    assert found.numbers == (0, 1, 2)
-    torch.testing.assert_close(found.scores, torch.stack(expected, 1), rtol=0, atol=1e-12)
-
-
-def test_modules_that_do_not_hand_on_the_stream_are_no_blocks():
-    torch.manual_seed(0)
-    model = Mixed(in_pairs=True).double()
-    with pytest.raises(ConfigError, match=r"layers\.0\.0 .* is not what"):
-        regard.legrad(model, torch.randn(B, 9, WIDTH, dtype=torch.float64), lambda output: output)
 
 
 def test_what_has_no_blocks_or_no_gradient_is_refused():

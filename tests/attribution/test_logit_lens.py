@@ -38,16 +38,3 @@ def test_a_line_has_the_head_the_query_and_the_tokens_of_the_first_row():
         assert line.split()[:2] == [f"4.{head}", str(lens.queries[place])]
         token = int(lens.logits[0, head, place].argmax())
         assert f"{float(lens.logits[0, head, place, token]):+.2f} word{token}" in line
-
-
-def test_without_words_a_token_is_its_number_and_a_single_query_has_a_line_for_each_head():
-    lens = make_lens(logits=make_lens().logits[:, :, 0], queries=(5,))
-    lines = str(lens).split("\n")
-    assert len(lines) == 1 + H
-    for head, line in enumerate(lines[1:]):
-        assert line.split()[3] == str(int(lens.logits[0, head].argmax()))
-
-
-def test_a_vocabulary_smaller_than_a_line_is_printed_whole():
-    lens = make_lens(logits=torch.tensor([[[[1.0, 3.0, -2.0]]]]), queries=(0,))
-    assert str(lens).split("\n")[1].split()[2:] == ["+3.00", "1", "+1.00", "0", "-2.00", "2"]

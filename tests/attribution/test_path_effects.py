@@ -137,12 +137,6 @@ def test_a_sender_that_is_not_before_the_receiver_has_no_effect_at_all():
 
 
 @pytest.mark.slow
-def test_a_source_that_is_the_input_has_no_effect_at_all():
-    model, tokens = llama(), words(2, 11)
-    assert not any(regard.path_effects(model, tokens, tokens, pick_lead, receivers="all").values())
-
-
-@pytest.mark.slow
 def test_the_model_is_left_as_it_was_and_a_dict_of_arguments_is_passed_by_name():
     model, tokens, source = gpt2().train(), words(2, 11), words(2, 13)[:, 2:]
     given = {"receivers": [(2, 0)], "senders": [(0, 0)]}
@@ -151,19 +145,6 @@ def test_the_model_is_left_as_it_was_and_a_dict_of_arguments_is_passed_by_name()
     by_name = ({"input_ids": x, "attention_mask": torch.ones_like(x)} for x in (tokens, source))
     other = regard.path_effects(model, *by_name, pick_lead, **given)
     assert abs(one[0, 0] - other[0, 0]) < EQUAL
-
-
-def test_a_progress_bar_gets_the_senders_and_their_number():
-    seen = []
-
-    def watch(heads, count):
-        for done, pair in enumerate(heads):
-            seen.append((pair, done, count))
-            yield pair
-
-    found = regard.path_effects(gpt2(), words(1, 9), words(2, 9)[1:], pick_lead, senders=[(0, 1), (2, 3)], watch=watch)
-    assert seen == [((0, 1), 0, 2), ((2, 3), 1, 2)]
-    assert list(found) == [(0, 1), (2, 3)]
 
 
 @pytest.mark.parametrize(

@@ -76,25 +76,6 @@ def test_what_cannot_be_used_is_said_in_a_sentence(capsys, place, arguments, nam
     assert said.count("\n") == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("width", [40, 80])
-def test_a_part_of_the_shards_is_one_paragraph_or_null(capsys, monkeypatch, place, width):
-    monkeypatch.setenv("COLUMNS", str(width))
-    code, out, _ = run(capsys, place, "--shard", "0/2")
-    assert code == 0
-    assert " ".join(out.split()).endswith("or regard atlas merge, writes the result.")
-    assert max(map(len, out.splitlines())) <= width
-    code, out, _ = run(capsys, place, "--shard", "0/2", "--json")
-    assert (code, json.loads(out)) == (0, None)
-
-
-@pytest.mark.slow
-def test_one_document_is_one(capsys, place):
-    code, out, _ = run(capsys, place, "--documents", "1")
-    assert code == 0
-    assert "4 heads. 1 document of at most 48 tokens" in " ".join(out.split())
-
-
 def test_a_file_in_place_of_the_folder_is_refused_in_a_sentence(capsys, place):
     (place / "atlas").write_text("")
     code, out, err = run(capsys, place)

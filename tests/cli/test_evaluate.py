@@ -78,39 +78,6 @@ def test_a_text_is_scored_as_the_library_scores_it(own, capsys, tmp_path):
     assert "published" not in out
 
 
-def test_a_text_of_windows_is_scored_with_the_bytes_that_it_has_but_for_its_byte_order_mark(own, capsys, tmp_path):
-    data, found = TEXT.replace("\n", "\r\n").encode(), []
-    for name, written in (("plain.txt", data), ("marked.txt", b"\xef\xbb\xbf" + data)):
-        (tmp_path / name).write_bytes(written)
-        code, out, _ = run_evaluate(capsys, own, tmp_path / name)
-        assert (code, f"{len(data):,} bytes" in out) == (0, True)
-        found.append(re.search(r"by byte +(\S+)", out)[1])
-    ids = GPT2.load(own).text.encode(data.decode())
-    expected = perplexity(GPT2.load(own), ids, context=29, stride=14, batch=BATCH, bytes=len(data)).by_byte
-    assert found == [evaluate.format_decimal(expected)] * 2
-
-
-def test_context_and_stride_are_as_they_are_said(own, capsys, tmp_path):
-    (tmp_path / "some.txt").write_text(TEXT)
-    model = GPT2.load(own)
-    found = perplexity(model, model.text.encode(TEXT), context=13, stride=5, batch=BATCH)
-    out = run_evaluate(capsys, own, tmp_path / "some.txt", "--context", 13, "--stride", 5)[1]
-    assert "windows of 13 tokens moved by 5." in " ".join(out.split())
-    assert numbers(out)["by token"] == f"{found.by_token:,.2f}"
-
-
-@pytest.mark.slow
-def test_somebody_elses_model_is_scored_as_ours_of_the_same_weights(theirs, capsys, tmp_path):
-    (tmp_path / "some.txt").write_text(TEXT)
-    ours = GPT2.load(theirs)
-    found = perplexity(ours, ours.text.encode(TEXT), context=29, stride=14)
-    code, out, err = run_evaluate(capsys, theirs, tmp_path / "some.txt")
-    assert (code, err) == (0, "")
-    assert float(numbers(out)["nats per token"]) == pytest.approx(
-        found.loss_nats, abs=6e-4
-    )  # half of the third decimal, and more
-
-
 def test_a_corpus_is_scored_with_its_ends_and_its_words(own, capsys, tmp_path):
     model = GPT2.load(own)
     corpus = prepare([TEXT, "the dog saw the mat"] * 3, model.text, tmp_path / "corpus")
@@ -155,28 +122,6 @@ def test_wikitext_is_read_without_its_spacing_and_its_words_are_counted_with_it(
     assert "WikiText's spacing is removed" in out
 
 
-def test_published_figures_stand_beside_what_was_measured(own, capsys, tmp_path, monkeypatch):
-    (tmp_path / "wiki.txt").write_text(WIKI)
-    monkeypatch.setattr(evaluate, "find_published_names", lambda path: ("WikiText-2", "WikiText-103"))
-    (tmp_path / "gpt2").symlink_to(own)
-    for columns in ("80", "40"):
-        monkeypatch.setenv("COLUMNS", columns)
-        out = run_evaluate(capsys, tmp_path / "gpt2", tmp_path / "wiki.txt")[1]
-        table = out.split("\n\n")[1].splitlines()
-        assert table[0].split() == ["perplexity", "measured", "published"]
-        at = next(n for n, line in enumerate(table) if line.startswith("by word"))
-        assert [line.split() for line in table[at + 1 : at + 3]] == [["WikiText-2", "29.41"], ["WikiText-103", "37.50"]]
-        assert max(map(len, out.splitlines())) <= int(columns)
-    assert "published" not in run_evaluate(capsys, own, tmp_path / "wiki.txt")[1]  # a model that is not among those
-
-
-def test_the_model_in_the_box_is_scored(capsys, tmp_path):
-    (tmp_path / "some.txt").write_text("CBABBCABBBC\n")
-    code, out, _ = run_evaluate(capsys, "sorter", tmp_path / "some.txt")
-    assert code == 0
-    assert out.startswith("sorter on some.txt\n10 tokens, 1 word, 12 bytes; windows of 11 tokens moved by 5.")
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -215,18 +160,3 @@ def test_a_corpus_of_other_tokens_is_refused(theirs, own, capsys, tmp_path):
     code, _, err = run_evaluate(capsys, theirs, tmp_path / "corpus")
     assert code == 2
     assert "whose tokens are not those of theirs" in err
-
-
-@pytest.mark.parametrize("kind", ["passages", "corpus"])
-def test_the_spacing_of_wikitext_is_only_removed_from_a_text(capsys, own, tmp_path, kind):
-    if kind == "corpus":
-        on = tmp_path / "corpus"
-        prepare([TEXT], GPT2.load(own).text, on)
-    else:
-        on = tmp_path / "passages.jsonl"
-        on.write_text("\n".join(json.dumps({"text": text}) for text in PASSAGES))
-    code, out, err = run_evaluate(capsys, own, on, "--wikitext")
-    assert (code, out) == (2, "")
-    assert (
-        err == "regard evaluate: --wikitext applies to a text; a corpus and a .jsonl file are read as they are. Leave it out.\n"
-    )

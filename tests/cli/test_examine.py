@@ -180,24 +180,6 @@ def test_a_reader_that_goes_away_changes_neither_the_exit_code_nor_standard_erro
     assert process.returncode == expected
 
 
-@pytest.mark.slow
-def test_a_subject_that_prints_to_a_reader_that_is_gone_goes_on(file):
-    command = [*PROGRAM, f"{file}:Ending", "--args", "prints"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        process.stdout.close()
-        assert process.stderr.read() == b""
-    assert process.returncode == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("closed", ["1>&-", "2>&-", "1>&- 2>&-", "0<&- 1>&- 2>&-"])
-def test_closed_streams_change_no_exit_code(closed, file):
-    command = ["sh", "-c", f'exec "$@" {closed}', "sh", *PROGRAM, f"{file}:Leaking", "--args", "14", "6"]
-    done = subprocess.run(command, capture_output=True)
-    assert done.returncode == 1
-    assert b"Traceback" not in done.stdout + done.stderr
-
-
 def restore_interrupt():
     """Let a process be interrupted where the tests run in the background of a shell, which ignores the signal."""
     signal.signal(signal.SIGINT, signal.default_int_handler)

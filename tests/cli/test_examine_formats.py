@@ -4,11 +4,10 @@ import json
 
 from examination.subjects import Layer, hiding, later
 from regard.cli.examine_formats import locate_subject, render_annotations, render_sarif
-from regard.examination.report import Finding, Report, Unknown
+from regard.examination.report import Finding, Report
 
 LAYER = Layer(hiding(later))
 LEAK = Report("Layer", "Causal()", (Finding("future leak", "100% of\nrow 0", "Hide it."),))
-UNSURE = Report("Layer", "Causal()", unknown=(Unknown("the scale", "scale=1.0", True),))
 
 
 def test_an_annotation_stands_at_the_class_and_escapes_its_text():
@@ -19,12 +18,6 @@ def test_an_annotation_stands_at_the_class_and_escapes_its_text():
         assert stream.read().splitlines()[number - 1] == "class Layer(nn.Module):"
 
 
-def test_an_inconclusive_report_is_a_warning_and_a_right_one_is_silent():
-    assert render_annotations(UNSURE, LAYER).startswith("::warning file=")
-    assert "cannot tell the scale. Needed: scale=1.0" in render_annotations(UNSURE, LAYER)
-    assert render_annotations(Report("Layer", "Causal()"), LAYER) == ""
-
-
 def test_sarif_has_a_result_for_each_finding():
     (run,) = json.loads(render_sarif(LEAK, LAYER))["runs"]
     (result,) = run["results"]
@@ -32,8 +25,3 @@ def test_sarif_has_a_result_for_each_finding():
     assert result["level"] == "error"
     assert result["locations"][0]["physicalLocation"]["region"]["startLine"] == locate_subject(LAYER).line
     assert [one["id"] for one in run["tool"]["driver"]["rules"]] == ["future leak"]
-
-
-def test_a_subject_without_a_file_has_no_place():
-    assert locate_subject(len).file == ""
-    assert "physicalLocation" not in render_sarif(LEAK, len)

@@ -18,10 +18,8 @@ from regard.cli.model_loading import CAUSAL_LM, load_model
 from regard.generate import choices, generate
 from regard.models import GPT2
 from regard.show.page.session import GenerationRequest, Session
-from regard.show.terminal import quote_token
 from regard.text import BytePair
 from regard.text.byte_pair import GPT2_FOLDER
-from regard.text.number_tokenizer import NumberTokenizer
 from regard.text.transformers_tokenizer import TransformersTokenizer
 
 pytestmark = pytest.mark.usefixtures("screen_of_80_columns")
@@ -36,14 +34,6 @@ def folder(tmp_path_factory):
     model.text = text
     path = tmp_path_factory.mktemp("model") / "small"
     model.save(path)
-    return str(path)
-
-
-@pytest.fixture(scope="module")
-def folder_without_text(tmp_path_factory):
-    """A model without a vocabulary beside it."""
-    path = tmp_path_factory.mktemp("model") / "bare"
-    gpt2(dtype=torch.float32).save(path)
     return str(path)
 
 
@@ -71,19 +61,6 @@ def test_the_words_come_from_a_file_or_from_standard_input_too(folder, capsys, t
     assert run_generate(capsys, str(tmp_path / "prompt.txt"), "--model", folder, "--seed", "3") == expected
     monkeypatch.setattr("sys.stdin", io.StringIO("the cat"))
     assert run_generate(capsys, "-", "--model", folder, "--seed", "3") == expected
-
-
-def test_words_are_written_as_they_come(monkeypatch):
-    seen = []
-
-    class Screen(io.StringIO):
-        def flush(self):
-            seen.append(self.getvalue())
-
-    monkeypatch.setattr("sys.stdout", Screen())
-    words = iter(["the", " cat"])
-    regard.cli.generate.print_stream(word for word in words if not seen.append(None))
-    assert seen == [None, "the", None, "the cat"]
 
 
 def test_what_a_model_writes_does_not_steer_the_terminal(capsys):
@@ -122,19 +99,6 @@ def test_the_likeliest_tokens_stand_under_each(folder, capsys):
             assert f"'{piece}'" in under
 
 
-@pytest.mark.parametrize("flags", [["--top", "7"], ["--look"], ["--top", "5", "--look"]])
-@pytest.mark.parametrize("columns", [31, 40, 53])
-def test_no_line_of_a_narrow_terminal_ends_inside_a_quoted_token(folder, capsys, monkeypatch, columns, flags):
-    monkeypatch.setenv("COLUMNS", str(columns))
-    code, out, _ = run_generate(capsys, "the cat", "--model", folder, "--seed", "3", "--tokens", "5", *flags)
-    lines = [line for line in out.splitlines() if line.startswith("    ")]
-    assert code == 0
-    assert len(lines) > 5
-    for line in lines:
-        assert len(line) <= columns
-        assert re.fullmatch(r"    (looked at )?\d\.\d\d '.*'( at \d+)?", line)
-
-
 def test_what_each_token_looked_at_is_the_mean_over_the_heads_of_the_last_layers(folder, capsys):
     model = GPT2.load(folder)
     prompt = model.text.encode("the cat sat on the mat")
@@ -162,66 +126,6 @@ def test_what_each_token_looked_at_is_the_mean_over_the_heads_of_the_last_layers
         assert "".join(line.split()) == "".join(("looked at " + "  ".join(shown)).split())
 
 
-def test_the_text_that_was_looked_at_ends_before_the_stop_string_as_it_does_by_itself(folder, capsys):
-    written = "".join(GPT2.load(folder).complete("the cat", 9, temperature=0))
-    stop = next(one for one in reversed(written) if one.isprintable())
-    flags = ["the cat", "--model", folder, "--temperature", "0", "--tokens", "9", "--stop", stop]
-    _, plain, _ = run_generate(capsys, *flags)
-    code, out, _ = run_generate(capsys, *flags, "--look")
-    assert code == 0
-    assert out.startswith(plain + "\nlooked at: ")
-
-
-@pytest.mark.parametrize("prompt", [SAMPLE + "a dog", SAMPLE[:130]])
-def test_beyond_the_context_it_looks_at_the_words_that_are_left(folder, capsys, prompt):
-    model, words = GPT2.load(folder), []
-    tokens, context = model.text.encode(prompt), model.config.context
-    assert len(tokens) + 6 > context  # the first prompt is longer than the context, the text after the second grows beyond it
-    for new in list(model.generate([tokens], 6, past="slide", temperature=0)):
-        read = tokens[-context:]
-        with record(model) as recording, torch.no_grad():
-            model(torch.tensor([read]))
-        words += model.text.pieces([read[recording.map(3).dense()[0].mean(0)[-1].argmax()]])
-        tokens.append(int(new))
-    flags = ["--past", "slide", "--tokens", "6", "--temperature", "0", "--look"]
-    code, out, _ = run_generate(capsys, prompt, "--model", folder, *flags)
-    assert code == 0
-    assert re.findall(r"looked at \d\.\d\d '(.*?)'", out) == words
-    whole = model.text.pieces(tokens)
-    named = re.findall(r"'([^'\n]*)' at (\d+)", out)
-    assert named
-    assert all(whole[int(place)] == word for word, place in named)
-
-
-def test_a_model_without_a_vocabulary_speaks_in_numbers(folder_without_text, capsys):
-    expected = [int(token) for token in GPT2.load(folder_without_text).generate([3, 1, 2], 5, seed=0)]
-    assert run_generate(capsys, "3 1 2", "--model", folder_without_text, "--tokens", "5", "--seed", "0") == (
-        0,
-        "".join(f" {token}" for token in expected) + "\n",
-        "",
-    )
-    code, out, _ = run_generate(capsys, "3 1 2", "--model", folder_without_text, "--tokens", "1", "--seed", "0", "--top", "2")
-    assert code == 0
-    assert out.startswith(f"'{expected[0]}'")
-    assert NumberTokenizer().bytes([3, 1]).decode() == " 3 1"
-
-
-def test_without_a_number_it_writes_what_the_context_has_room_for(folder_without_text, capsys):
-    code, out, _ = run_generate(capsys, "3 1 2", "--model", folder_without_text)
-    assert code == 0
-    assert len(out.split()) == 31 - 3 + 1
-
-
-def test_a_stop_string_and_beams_are_those_of_the_library(folder, capsys):
-    model = GPT2.load(folder)
-    free = "".join(model.complete("the cat", 12, beams=3))
-    code, out, _ = run_generate(capsys, "the cat", "--model", folder, "--tokens", "12", "--beams", "3")
-    assert (code, out) == (0, free + "\n")
-    stop = free[2:4]
-    _, out, _ = run_generate(capsys, "the cat", "--model", folder, "--tokens", "12", "--temperature", "0", "--stop", stop)
-    assert stop not in out
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -240,23 +144,6 @@ def test_what_cannot_be_done_is_one_line_and_2(folder, capsys, arguments, says):
     assert says in err
     assert err.count("\n") == 1
     assert out == ""
-
-
-def test_an_empty_prompt_begins_with_the_end_of_text_where_there_is_one(folder, folder_without_text, capsys):
-    model = GPT2.load(folder)
-    (first,) = (int(token) for token in model.generate([model.text.end], 1, temperature=0))
-    code, out, _ = run_generate(capsys, "", "--model", folder, "--tokens", "1", "--temperature", "0", "--top", "1")
-    assert code == 0
-    assert out.startswith(f"'{model.text.pieces([first])[0]}'")
-    code, _, err = run_generate(capsys, "", "--model", folder_without_text)
-    assert code == 2
-    assert "the prompt is empty" in err
-
-
-def test_words_to_a_model_that_has_none_are_refused(folder_without_text, capsys):
-    code, _, err = run_generate(capsys, "the cat", "--model", folder_without_text)
-    assert code == 2
-    assert "the model has no vocabulary: write" in err
 
 
 def test_the_model_in_the_box_sorts(capsys):
@@ -339,6 +226,7 @@ def test_a_prompt_begins_on_the_page_and_in_the_terminal_as_the_tokenizer_begins
     assert next(one["place"] for one in lines if "token" in one) == len(given)
 
 
+@pytest.mark.slow
 def test_a_gpt2_of_transformers_has_the_words_of_its_own_tokenizer(tmp_path, capsys):
     """Of the size of GPT-2's, but with letters that are numbered in another order."""
     numbers = json.loads((GPT2_FOLDER / "encoder.json").read_text())
@@ -359,21 +247,6 @@ def test_a_gpt2_of_transformers_has_the_words_of_its_own_tokenizer(tmp_path, cap
     assert (code, out, err) == (0, tokenizer.decode(expected) + "\n", "")
 
 
-def test_an_unknown_name_is_answered_with_every_name_that_there_is(capsys):
-    code, out, err = run_generate(capsys, "the cat", "--model", "nothing-of-this-name")
-    assert (code, out) == (2, "")
-    assert "the names are pocket, sorter, smollm2, gpt2, gpt2-medium, gpt2-large, gpt2-xl and owner/model" in err
-
-
-def test_what_tokens_of_a_model_of_transformers_looked_at_stands_under_each(llama, capsys):
-    code, out, _ = run_generate(
-        capsys, "the cat sat", "--model", llama, "--tokens", "3", "--temperature", "0", "--look", "--top", "2"
-    )
-    assert code == 0
-    assert out.count("looked at ") == 3
-    assert "the mean weight over 4 heads of layer 1" in out
-
-
 def test_a_model_of_another_family_is_refused_with_those_that_fit(capsys, tmp_path):
     config = transformers.Gemma2Config(
         vocab_size=50257, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, head_dim=8
@@ -385,8 +258,3 @@ def test_a_model_of_another_family_is_refused_with_those_that_fit(capsys, tmp_pa
     code, out, err = run_generate(capsys, "the cat", "--model", str(tmp_path))
     assert (code, out) == (2, "")
     assert "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM" in err
-
-
-@pytest.mark.parametrize("word", [" the", "'s", '"', "'\"", "", "\n"])
-def test_a_token_is_quoted_as_python_does(word):
-    assert quote_token(word) == repr(word).replace("\\'", "'")

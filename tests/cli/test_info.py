@@ -50,23 +50,3 @@ def test_for_a_program_it_prints_every_field_with_the_rates(capsys):
     assert found["processor"] == processor.read_processor_name()
     assert found["kernels"] == kernel_choice.list_choices()
     assert min(found[name] for name in ("bytes_per_second", "float32_per_second", "bfloat16_per_second")) > 1e6
-
-
-@pytest.mark.parametrize(("threads", "says"), [(1, ", 1 thread"), (3, ", 3 threads")])
-def test_one_thread_is_no_plural(capsys, monkeypatch, threads, says):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    assert any(line.endswith(says) for line in run(capsys, "--no-measure").splitlines())
-
-
-def test_what_is_missing_comes_with_the_command_that_installs_it(capsys, monkeypatch):
-    monkeypatch.setattr(machine, "find_spec", lambda name: None if name in ("matplotlib", "sacrebleu") else "a spec")
-    printed = run(capsys, "--no-measure")
-    assert printed.endswith('To install what is missing: pip install "regard[plot,translate]"\n')
-
-
-def test_a_narrowed_processor_says_so(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(processor, "read_features", lambda: frozenset({"sse", "sse2"}))
-    printed = run(capsys, "--no-measure")
-    assert "none that matter here, narrowed by NUMBA_CPU_NAME or NUMBA_CPU_FEATURES" in printed
-    assert "attention, float32   torch's kernel" in printed

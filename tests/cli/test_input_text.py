@@ -2,7 +2,6 @@ import io
 
 import pytest
 
-from regard.cli import main
 from regard.cli.input_text import read_exact_text, read_text
 from regard.errors import DataError
 
@@ -23,31 +22,8 @@ def test_a_byte_order_mark_of_standard_input_is_no_part_of_a_text(monkeypatch):
     assert read_text("-") == "Tom ran."
 
 
-def test_the_first_of_several_lines_to_translate_has_no_byte_order_mark(monkeypatch, capsys):
-    written = []
-    for mark in ("", "\ufeff"):
-        monkeypatch.setattr("sys.stdin", io.StringIO(f"{mark}A man is riding a horse.\nTwo dogs run.\n"))
-        assert main(["translate", "--lines"]) == 0
-        written.append(capsys.readouterr().out)
-    assert written[0] == written[1]
-    assert written[0].count("\n") == 2
-
-
-def test_a_text_that_is_measured_keeps_its_line_ends(tmp_path):
-    (tmp_path / "text.txt").write_bytes(TEXT.encode())
-    assert read_exact_text(tmp_path / "text.txt") == TEXT
-    assert read_text(str(tmp_path / "text.txt")) == TEXT.replace("\r\n", "\n")
-
-
 @pytest.mark.parametrize("read", [lambda path: read_text(str(path)), read_exact_text])
 def test_what_is_not_utf_8_is_named_with_its_byte(tmp_path, read):
     (tmp_path / "text.txt").write_bytes(b"caf\xe9 au lait")
     with pytest.raises(DataError, match=r"text\.txt is not UTF-8 text: .* at byte 3\."):
         read(tmp_path / "text.txt")
-
-
-def test_the_byte_that_is_no_text_is_counted_with_a_byte_order_mark(tmp_path):
-    path = tmp_path / "text.txt"
-    path.write_bytes(b"\xef\xbb\xbfab\xff")
-    with pytest.raises(DataError, match="at byte 5"):
-        read_text(str(path))

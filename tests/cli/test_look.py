@@ -12,13 +12,8 @@ from transformers import GPT2LMHeadModel, GPT2TokenizerFast, MambaConfig, MambaF
 from regard import DataError
 from regard.cli import main
 from regard.cli.model_loading import is_only_in_cache
-from regard.models import GPT2, GPT2Config
 from regard.observe import load, record
-from regard.observe.classification import head_classification
-from regard.show.head_summary import KIND_ORDER
 from regard.text.byte_pair import GPT2_FOLDER
-from show.implicit_recordings import SiluAttention, SoftmaxAttention, record_implicit
-from show.small_recordings import record_translator
 
 TEXT = "the cat saw the dog, and the dog saw the cat. " * 3
 
@@ -42,28 +37,6 @@ def look(capsys, *arguments):
     code = main(["look", *map(str, arguments)])
     said = capsys.readouterr()
     return code, said.out, said.err
-
-
-def test_the_help_names_every_kind_of_head(capsys):
-    with pytest.raises(SystemExit):
-        main(["look", "--help"])
-    said = " ".join(capsys.readouterr().out.split())
-    *others, last = KIND_ORDER
-    assert f"only heads of this kind: {', '.join(others)} or {last}" in said
-
-
-@pytest.mark.slow
-def test_a_score_of_values_that_were_not_kept_is_refused_after_the_first_layer(capsys, folder, monkeypatch):
-    classified = []
-
-    def list_layers(*arguments, **named):
-        for row in head_classification.classify_heads(*arguments, **named):
-            classified.append(row.layer)
-            yield row
-
-    monkeypatch.setattr("regard.cli.look.classify_heads", list_layers)
-    assert look(capsys, TEXT, "--model", folder, "--sort", "first value")[0] == 2
-    assert classified == [0]
 
 
 @pytest.mark.slow
@@ -93,29 +66,6 @@ def test_two_formats_of_the_table_are_refused(capsys, arguments):
     assert err == f"regard {arguments[0]}: --json and --csv are two formats of one table: leave out one of them.\n"
 
 
-def test_a_byte_and_one_token_are_written_alike_everywhere(capsys):
-    out = look(capsys, "日本", "--query", "2")[1]
-    assert "[\\xa5]" in out
-    assert "what '\\xa5', token 2, attended to" in out
-    out = look(capsys, "a", "--why")[1]
-    assert out.startswith("pocket: 1 token. The next token '.' has the logit ")
-
-
-@pytest.mark.parametrize("width", [40, 80])
-@pytest.mark.parametrize(("score", "column"), [("entropy", "entropy"), ("induction", "ind"), ("heavy", "heavy")])
-def test_the_score_that_sorts_the_rows_is_a_column_at_any_width(capsys, monkeypatch, width, score, column):
-    monkeypatch.setenv("COLUMNS", str(width))
-    out = look(capsys, "CABBACCBA", "--model", "sorter", "--sort", score)[1]
-    titles, *lines = out[out.index("\nhead ") + 1 :].splitlines()[:10]
-    assert max(map(len, [titles, *lines])) <= width
-    end = titles.index(f" {column}") + 1 + len(column)
-    shown = [line[:end].split()[-1] for line in lines]
-    rows = json.loads(look(capsys, "CABBACCBA", "--model", "sorter", "--sort", score, "--json")[1])
-    means = [row["scores"][score]["mean"] for row in rows]
-    assert shown == ["-" if mean is None else f"{mean:.2f}" for mean in means]
-    assert [line.split()[0] for line in lines] == [f"{row['layer']}.{row['head']}" for row in rows]
-
-
 @pytest.mark.parametrize("shown", [("--head", "1.1"), ("--query", "2")])
 @pytest.mark.parametrize("option", [("--json",), ("--csv",), ("--kind", "local"), ("--sort", "prev")])
 def test_options_of_the_table_are_refused_where_one_head_or_row_is_shown(capsys, shown, option):
@@ -133,11 +83,6 @@ def test_a_device_that_is_not_there_is_said_in_one_line(capsys, command):
     assert "The devices here: cpu" in err
 
 
-def test_a_device_that_is_there_changes_nothing(capsys):
-    shown = [look(capsys, "CABBAC", "--model", "sorter", *device)[1] for device in ([], ["--device", "cpu"])]
-    assert re.sub(r"in \d+\.\d s", "", shown[0]) == re.sub(r"in \d+\.\d s", "", shown[1])
-
-
 @pytest.mark.slow
 def test_a_text_through_a_folders_model_gives_the_kinds_of_its_heads_and_their_links(capsys, folder):
     code, out, err = look(capsys, TEXT, "--model", folder, "--all")
@@ -148,13 +93,6 @@ def test_a_text_through_a_folders_model_gives_the_kinds_of_its_heads_and_their_l
     assert len(rows) >= 8
     assert "prev" in out
     assert max(map(len, out.splitlines())) <= 80
-
-
-@pytest.mark.slow
-def test_a_narrow_screen_is_kept_to(capsys, folder, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "40")
-    _, out, _ = look(capsys, TEXT, "--model", folder)
-    assert max(map(len, out.splitlines())) <= 40
 
 
 @pytest.mark.slow
@@ -170,24 +108,6 @@ def test_what_is_saved_is_what_heads_reads(capsys, folder, tmp_path, monkeypatch
     assert main(["heads", str(saved), "--all"]) == 0
     again = capsys.readouterr().out
     assert again.splitlines()[2:] == out.splitlines()[-len(again.splitlines()) + 2 :]
-
-
-@pytest.mark.slow
-def test_the_model_sees_no_more_than_its_context_and_says_so(capsys, folder):
-    _, out, _ = look(capsys, TEXT * 9, "--model", folder)
-    assert "64 of 352 tokens" in out
-    _, out, _ = look(capsys, TEXT, "--model", folder, "--tokens", 11)
-    assert "11 of 40 tokens" in out
-
-
-@pytest.mark.slow
-def test_rows_are_sorted_and_picked(capsys, folder):
-    _, out, _ = look(capsys, TEXT, "--model", folder, "--sort", "itself")
-    column = [float(found) for found in re.findall(r"^[01]\.[0-3] +[a-z ]+? +[\d.-]+ +([\d.-]+)", out, re.MULTILINE)][:8]
-    assert column == sorted(column, reverse=True)
-    kind = re.search(r"^[01]\.[0-3] +([a-z ]+?)  ", out, re.MULTILINE)[1]
-    _, out, _ = look(capsys, TEXT, "--model", folder, "--kind", kind)
-    assert {found.strip() for found in re.findall(r"^[01]\.[0-3]  +([a-z ]+?)  +\d", out, re.MULTILINE)} == {kind}
 
 
 @pytest.mark.slow
@@ -226,24 +146,6 @@ def test_what_cannot_be_used_is_said_in_one_line(capsys, folder, tmp_path, monke
     assert err.startswith("regard look: ")
     assert says in err
     assert err.count("\n") == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("words", ["and/or", "U.S.A", "3.14", "Hello.", "e.g. this"])
-def test_words_with_points_and_strokes_in_them_are_no_files(capsys, folder, words):
-    assert look(capsys, words, "--model", folder)[0] == 0
-
-
-@pytest.mark.slow
-def test_one_token_is_no_plural(capsys, folder):
-    assert "8 heads. 1 token in" in look(capsys, "the", "--model", folder)[1]
-
-
-@pytest.mark.slow
-def test_letters_that_were_cut_into_bytes_are_explained(capsys, folder):
-    for model, written in ((folder, "�"), ("pocket", "\\x")):
-        assert f"read byte by byte and shown like {written}" in " ".join(look(capsys, "𓀀", "--model", model)[1].split())
-    assert "byte by byte" not in look(capsys, "the cat", "--model", folder)[1]
 
 
 def test_a_model_that_the_hub_cannot_be_asked_for_is_taken_from_its_cache(folder, tmp_path, monkeypatch):
@@ -288,21 +190,6 @@ def test_a_head_is_drawn_and_a_row_written_as_bars(capsys, folder):
 
 
 @pytest.mark.slow
-def test_of_a_saved_recording_a_head_is_drawn_too(capsys, folder, tmp_path):
-    saved = tmp_path / "cat.regard"
-    look(capsys, TEXT, "--model", folder, "--out", saved)
-    assert main(["heads", str(saved), "--head", "0.1", "--query", "3"]) == 0
-    assert "what 'the', token 3, attended to: layer 0, head 1" in capsys.readouterr().out
-
-
-def test_weights_without_words_are_looked_at_by_the_numbers_of_tokens(capsys, tmp_path):
-    GPT2(GPT2Config(layers=2, heads=2, width=8, context=16, vocabulary=10)).save(tmp_path)
-    code, out, _ = look(capsys, "3 1 4 1 5 9 2 6", "--model", tmp_path)
-    assert code == 0
-    assert "2 layers, 4 heads. 8 tokens" in out
-
-
-@pytest.mark.slow
 def test_of_an_encoder_decoder_the_encoder_is_shown(capsys, tmp_path):
     sizes = {"d_model": 32, "d_kv": 8, "num_heads": 4, "d_ff": 32, "num_layers": 2, "vocab_size": 50257}
     T5Model(T5Config(**sizes)).save_pretrained(tmp_path)
@@ -312,64 +199,10 @@ def test_of_an_encoder_decoder_the_encoder_is_shown(capsys, tmp_path):
     assert "2 layers, 8 heads. 5 tokens" in out
 
 
-def test_a_recording_without_a_name_is_refused(capsys):
-    code = main(["heads", ""])
-    assert (code, capsys.readouterr().err) == (2, "regard heads: path must be the path of a file or folder; got ''.\n")
-
-
-def test_a_recording_that_is_none_is_refused(capsys, tmp_path):
-    (tmp_path / "x.regard").write_text("nothing")
-    assert main(["heads", str(tmp_path / "x.regard")]) == 2
-    assert "not a recording" in capsys.readouterr().err
-
-
-@pytest.fixture
-def translator_recordings(tmp_path):
-    """Files of recordings of a translator: of cross attention alone, and of both kinds."""
-    for kind in ("additive", "transformer"):
-        record_translator(kind).save(tmp_path / f"{kind}.reg")
-    return tmp_path
-
-
 def head(capsys, *arguments):
     code = main(["heads", *map(str, arguments)])
     said = capsys.readouterr()
     return code, " ".join(said.out.split()), said.err
-
-
-def test_a_recording_of_cross_attention_alone_is_named_for_what_it_is(capsys, translator_recordings):
-    code, out, err = head(capsys, translator_recordings / "additive.reg")
-    assert (code, err) == (0, "")
-    assert out.startswith("additive: 1 layer, 1 head. 3 tokens look at 5. This is cross attention, of one text to another. ")
-    assert "columns are keys: a cat is asleep ⟨end⟩" in out
-    assert head(capsys, translator_recordings / "additive.reg", "--attention", "cross")[1] == out
-    assert (
-        "The columns: 0 a, 1 cat, 2 is, 3 asleep, 4 ⟨end⟩."
-        in head(capsys, translator_recordings / "additive.reg", "--head", "0.0")[1]
-    )
-    assert "what 'chat', token 1, attended to: the mean of all heads of the one layer" in head(
-        capsys, translator_recordings / "additive.reg", "--query", "chat"
-    )[1]  # fmt: skip
-    code, _, err = head(capsys, translator_recordings / "additive.reg", "--attention", "self")
-    assert (code, err) == (2, "regard heads: this recording has no self attention; it has cross.\n")
-
-
-def test_of_two_kinds_of_attention_the_own_is_shown_and_the_other_named(capsys, translator_recordings):
-    _, out, _ = head(capsys, translator_recordings / "transformer.reg")
-    assert out.startswith("transformer: 2 layers, 6 heads. 3 tokens. There is cross attention too: --attention cross. ")
-    _, out, _ = head(capsys, translator_recordings / "transformer.reg", "--attention", "cross")
-    assert out.startswith(
-        "transformer: 2 layers, 6 heads. 3 tokens look at 5. This is cross attention, of one text to another. "
-    )
-    with pytest.raises(SystemExit) as left:
-        main(["heads", str(translator_recordings / "transformer.reg"), "--attention", "both"])
-    assert left.value.code == 2
-
-
-def test_a_page_of_cross_attention_alone_is_written(capsys, translator_recordings):
-    code, _, err = head(capsys, translator_recordings / "additive.reg", "--page", translator_recordings / "page.html")
-    assert (code, err) == (0, "")
-    assert (translator_recordings / "page.html").stat().st_size > 10_000
 
 
 @pytest.mark.slow
@@ -400,33 +233,6 @@ def test_why_prints_the_words_that_moved_the_next_word_as_the_pulls_of_all_heads
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("columns", [80, 40])
-def test_why_without_a_word_takes_the_likeliest_and_keeps_to_the_screen(capsys, folder, monkeypatch, columns):
-    monkeypatch.setenv("COLUMNS", str(columns))
-    code, out, _ = look(capsys, TEXT, "--model", folder, "--why")
-    assert code == 0
-    assert "most by" in out
-    assert max(map(len, out.splitlines())) <= columns
-    first, second, *_ = [" ".join(part.split()) for part in out.split("\n\n")]
-    assert re.search(r"The next token '.*' has the logit \S+, probability 0\.\d\d\.$", first)
-    assert second.startswith("What moved the logit, and where the last token looked:")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--why", "antidisestablishmentarianism"], "takes one token"),
-        (["--why", "dog", "--head", "0.1"], "leave out --head"),
-        (["--why", "dog", "--out", "x.reg"], "leave out --out"),
-    ],
-)
-def test_why_refuses_what_it_cannot_answer(capsys, folder, arguments, sentence):
-    code, _, err = look(capsys, TEXT, "--model", folder, *arguments)
-    assert code == 2
-    assert sentence in " ".join(err.split())
-
-
-@pytest.mark.slow
 def test_a_model_with_damaged_weights_is_described_and_its_json_has_null(capsys, folder, tmp_path):
     damaged = GPT2LMHeadModel.from_pretrained(folder)
     with torch.no_grad():
@@ -452,38 +258,3 @@ def mamba(tmp_path_factory):
     MambaForCausalLM(config).save_pretrained(place)
     GPT2TokenizerFast(vocab=str(GPT2_FOLDER / "encoder.json"), merges=str(GPT2_FOLDER / "vocab.bpe")).save_pretrained(place)
     return place
-
-
-@pytest.mark.parametrize("width", [40, 80])
-def test_a_model_without_any_softmax_is_shown_with_the_signs_of_its_entries(capsys, mamba, tmp_path, monkeypatch, width):
-    monkeypatch.setenv("COLUMNS", str(width))
-    code, out, err = look(capsys, "the cat saw the dog", "--model", mamba, "--out", tmp_path / "m.reg")
-    assert code == 0, err
-    said = " ".join(out.split())
-    assert "3 layers without a softmax. 5 tokens in" in said
-    assert "0 to 2 32 linear recurrence" in said
-    assert "layer 1, head 0: linear recurrence" in said
-    assert "No softmax: entries are signed" in said
-    assert "Not drawn here" not in said
-    assert max(map(len, out.splitlines())) <= width
-    dense = load(tmp_path / "m.reg").map(1, kind="implicit").dense()[0, 0]
-    numbers = [float(cell) for cell in re.search(r"^ *4 dog +(.*)$", out, re.MULTILINE)[1].split()] if width == 80 else []
-    assert numbers == pytest.approx([float(one) for one in dense[4]] if width == 80 else [], rel=0.06, abs=0.0051)
-    code = main(["heads", str(tmp_path / "m.reg"), "--head", "2", "--query", "dog"])
-    said = " ".join(capsys.readouterr().out.split())
-    assert code == 0
-    assert "what 'dog', token 4, took from each token: layer 2, the mean of its heads: linear recurrence" in said
-    code, _, err = look(capsys, "the cat", "--model", mamba, "--json")
-    assert code == 2
-    assert "--json is for the table of heads with a softmax" in " ".join(err.split())
-
-
-def test_layers_without_a_softmax_are_named_beside_others(capsys, tmp_path):
-    recording = record_implicit(7, SoftmaxAttention, SiluAttention)
-    recording.save(tmp_path / "both.reg")
-    assert main(["heads", str(tmp_path / "both.reg")]) == 0
-    assert "One layer has no softmax: --attention implicit." in " ".join(capsys.readouterr().out.split())
-    assert main(["heads", str(tmp_path / "both.reg"), "--attention", "implicit"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "1 layer without a softmax. 7 tokens. Layers with a softmax: --attention self." in said
-    assert "layer 0, head 0: silu attention" in said

@@ -13,15 +13,12 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from observe.recurrent_models import RECURRENT, draw_tokens
 from regard.cli.model_loading import BASE_MODEL, CAUSAL_LM, TransformersModel, load_model
 from regard.errors import DataError
-from regard.generate import Settings
 from regard.models import GPT2
 from regard.models import GPT2Config as Sizes
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.text.byte_pair import GPT2_FOLDER
-from text.wordpiece import make_wordpiece
 
 
 @pytest.fixture
@@ -99,23 +96,3 @@ def test_the_words_of_a_text_keep_the_spaces_between_them(decoder):
     assert model.decode(ids[0, 3:].tolist()) == "".join(words[3:])
     again, *_ = model.tokens("".join(words), None)  # as the page reads a story again
     assert (again.tolist(), whole) == (ids.tolist(), len(words))
-
-
-def test_the_words_of_wordpiece_are_joined_where_a_token_continues_one():
-    model = TransformersModel("", SimpleNamespace(config=SimpleNamespace()), make_wordpiece())
-    text = "the dog barked, and the cats sat."
-    ids, words, _ = model.tokens(text, None)
-    assert "".join(words) == f" [CLS] {text}"
-    assert [model.pieces()[number] for number in ids[0]] == words
-    start = words.index("ed")
-    assert model.decode(ids[0, start:].tolist()) == "".join(words[start:])
-    again, *_ = model.tokens("".join(words), None)
-    assert again.tolist() == ids.tolist()
-
-
-@pytest.mark.parametrize("name", ["minimax", "qwen3_next"])
-def test_a_model_whose_cache_counts_no_tokens_generates_what_it_does_by_itself(name):
-    model, prompt = next(one for one in RECURRENT if one.name == name).build(), draw_tokens(13, 1)
-    expected = model.generate(prompt, max_new_tokens=7, do_sample=False, eos_token_id=None, pad_token_id=0)[0, 13:]
-    steps = TransformersModel(name, model, None).choose_tokens(prompt[0].tolist(), 7, [], Settings(temperature=0.0))
-    assert [int(step.tokens) for step in steps] == expected.tolist()

@@ -1,6 +1,5 @@
 """What commands print of names, words and texts that came from a file: shown, and never obeyed by a terminal."""
 
-import io
 import os
 import re
 import subprocess
@@ -12,7 +11,7 @@ import torch
 
 from generate.small_models import gpt2
 from regard import load
-from regard.cli import escape_output, main
+from regard.cli import main
 from regard.models.recurrent import RecurrentTranslator
 from regard.text import BytePair
 from regard.text.letters import Letters
@@ -184,29 +183,3 @@ def test_a_disk_that_is_full_is_said_and_2(arguments):
     assert b"the output could not be written: No space left on device. Make space, or write it elsewhere." in done.stderr
     assert b"Errno" not in done.stderr
     assert done.stderr.count(b"\n") == 1
-
-
-def test_a_mistake_of_its_own_is_a_traceback_that_steers_no_terminal():
-    code = f"""
-import regard.cli, regard.__main__
-def fail(**_):
-    raise ZeroDivisionError({HOSTILE!r})
-regard.cli.main = fail
-raise SystemExit(regard.__main__.main())
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 1
-    assert "ZeroDivisionError: a\\x1b]52" in done.stderr
-    assert STEERING.findall(done.stderr) == []
-
-
-def test_a_library_that_keeps_stdout_sees_it_closed_after_the_command(monkeypatch):
-    behind = io.StringIO()
-    monkeypatch.setattr(sys, "stdout", behind)
-    with escape_output():
-        kept = sys.stdout
-        print("\x1b[0m", file=kept)
-        assert not kept.closed
-    assert kept.closed  # colorama resets the colors of the stdout that it found, at exit, unless it is closed
-    assert not behind.closed
-    assert behind.getvalue() == "\\x1b[0m\n"

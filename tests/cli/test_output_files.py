@@ -74,15 +74,7 @@ def test_a_device_or_a_pipe_is_refused_before_the_model_is_loaded(capsys, tmp_pa
     assert [one.name for one in tmp_path.iterdir()] == ["pipe"]
 
 
-@pytest.mark.parametrize(("command", "flag"), FLAGS)
-def test_a_name_that_no_file_can_have_is_refused(capsys, tmp_path, monkeypatch, command, flag):
-    monkeypatch.chdir(tmp_path)
-    code = main([*command, "--model", "no model", flag, "a" * 300])
-    out, err = capsys.readouterr()
-    assert (code, out) == (2, "")
-    assert f"{flag} must be the path of a file or folder, and a name has at most 255 bytes" in err
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "flag", "what"),
     [

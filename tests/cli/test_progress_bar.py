@@ -6,7 +6,7 @@ import sys
 import time
 
 from regard.cli import progress_bar
-from regard.cli.progress_bar import iterate_with_bar, show_bar
+from regard.cli.progress_bar import show_bar
 
 
 class Terminal(io.StringIO):
@@ -39,15 +39,6 @@ def test_a_stream_that_is_redirected_before_the_bar_is_drawn_stays_redirected(mo
         print("another bar", file=sys.stderr)
     assert hidden.getvalue() == "another bar\n"
     assert "another bar" not in terminal.getvalue()
-    assert sys.stderr is terminal
-
-
-def test_what_is_printed_beside_a_bar_is_printed_above_it(monkeypatch):
-    terminal = open_terminal(monkeypatch)
-    for _ in iterate_with_bar("running", range(1), 1):
-        wait_for(lambda: "running" in terminal.getvalue())
-        print("a warning", file=sys.stderr)
-    assert "a warning" in terminal.getvalue()
     assert sys.stderr is terminal
 
 

@@ -1,4 +1,3 @@
-import json
 import re
 
 import numpy as np
@@ -10,8 +9,6 @@ from transformers import (
     BertModel,
     CLIPConfig,
     CLIPModel,
-    Idefics3Config,
-    Idefics3Model,
     SwinConfig,
     SwinModel,
     ViTConfig,
@@ -47,17 +44,6 @@ def see(capsys, *arguments):
     return code, said.out, said.err
 
 
-def test_windows_and_merged_patches_are_explained(capsys, place):
-    code, out, _ = see(capsys, place / "image.png", "--model", place / "swin", "--head", "0")
-    said = " ".join(out.split())
-    assert code == 0
-    assert "3 layers of 2 to 3 heads. 24 x 24 pixels as 12 x 12, then 6 x 6 patches, in" in said
-    assert "128 of 144 patches are not seen: no color." in said
-    code, _, err = see(capsys, place / "image.png", "--model", place / "swin", "--head", "1", "--rollout")
-    assert code == 2
-    assert "those of layer 1 are other patches of the image" in " ".join(err.split())
-
-
 @pytest.mark.parametrize("width", [40, 80])
 def test_an_image_gives_its_layers_in_numbers_and_what_the_class_token_looks_at(capsys, monkeypatch, place, width):
     monkeypatch.setenv("COLUMNS", str(width))
@@ -89,62 +75,6 @@ def test_the_recording_the_page_and_the_figure_are_of_the_same_query(capsys, pla
         assert drawn.width > 500
 
 
-def test_a_model_of_images_and_text_is_seen_through_its_tower(capsys, place):
-    code, out, _ = see(capsys, place / "image.png", "--model", place / "clip", "--rollout")
-    assert code == 0
-    assert "rollout up to layer 1" in " ".join(out.split())
-
-
-TILES = {  # of the image, 40 x 56 pixels: the processor, and what is said of its tiles
-    "GotOcr2ImageProcessor": (
-        {"crop_to_patches": True, "min_patches": 2, "max_patches": 2, "size": {"height": 24, "width": 24}},
-        "48 x 24 pixels as 12 x 6 patches, in 2 x 1 tiles and once whole, in",
-    ),
-    "LlavaNextImageProcessor": (
-        {
-            "size": {"shortest_edge": 24},
-            "crop_size": {"height": 24, "width": 24},
-            "image_grid_pinpoints": [[24, 48], [48, 24], [48, 48]],
-        },
-        "48 x 48 pixels as 12 x 12 patches, in 2 x 2 tiles and once whole, in",
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", TILES)
-def test_the_tiles_of_an_image_are_put_together(capsys, place, tmp_path, kind):
-    settings, told = TILES[kind]
-    for file in (place / "vit").iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": kind, **settings}))
-    code, out, err = see(capsys, place / "image.png", "--model", tmp_path)
-    assert (code, err) == (0, "")
-    said = " ".join(out.split())
-    assert told in said
-
-
-def test_a_tower_that_names_no_main_input_is_found_by_what_it_takes(capsys, place, tmp_path):
-    vision, text = (
-        {**SMALL, "image_size": 24, "patch_size": 4},
-        {**SMALL, "vocab_size": 31, "model_type": "llama", "pad_token_id": 0},
-    )
-    Idefics3Model(Idefics3Config(vision_config=vision, text_config=text, scale_factor=2, pad_token_id=0)).save_pretrained(
-        tmp_path
-    )
-    capsys.readouterr()  # the bar of saving
-    code, out, err = see(capsys, place / "image.png", "--model", tmp_path)
-    assert (code, err) == (0, "")
-    assert "2 layers of 3 heads. 24 x 24 pixels as 6 x 6 patches" in " ".join(out.split())
-
-
-@pytest.mark.slow
-def test_the_included_model_names_its_examples(capsys):
-    for digit in range(10):
-        code, out, err = see(capsys, digit)
-        assert (code, err) == (0, "")
-        assert f"The model says {digit} (" in " ".join(out.split())
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -170,45 +100,3 @@ def test_what_cannot_be_used_is_said_in_one_line(capsys, place, arguments, says)
     assert (code, out) == (2, "")
     assert says.format(place=place) in err
     assert err.count("\n") == 1
-
-
-def test_without_pillow_it_says_what_to_install(capsys, place, monkeypatch):
-    import regard.show.image_input as module
-
-    def refuse(name):
-        raise ImportError(name)
-
-    monkeypatch.setattr(module, "import_module", refuse)
-    code, _, err = see(capsys, place / "image.png")
-    assert code == 2
-    assert "pip install pillow" in err
-
-
-def test_a_name_that_the_hub_does_not_have_is_asked_for_once(capsys, place, monkeypatch):
-    asked = []
-
-    def fail(api, name, **options):
-        asked.append(name)
-        raise OSError("no network")
-
-    monkeypatch.setattr("huggingface_hub.HfApi.model_info", fail)
-    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", lambda *_, **__: pytest.fail("transformers retries"))
-    code, out, err = see(capsys, place / "image.png", "--model", "no/such")
-    assert (code, out, asked) == (2, "", ["no/such"])
-    assert err == (
-        "regard see: there is no folder no/such, and that name could not be found on the hub: no network. "
-        "A model is digits, owner/model on the hub, or a folder with config.json and weights.\n"
-    )
-
-
-def test_a_large_image_is_read_without_a_warning(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", 40 * 56 - 1)  # a warning from here on, an error from twice as many
-    Image.new("L", (40, 56)).save(tmp_path / "large.png")
-    code, _, err = see(capsys, tmp_path / "large.png")
-    assert (code, err) == (0, "")
-    Image.new("L", (80, 56)).save(tmp_path / "larger.png")
-    code, _, err = see(capsys, tmp_path / "larger.png")
-    assert code == 2
-    assert err.startswith(
-        f"regard see: {tmp_path / 'larger.png'} could not be read as an image: Image size (4480 pixels) exceeds"
-    )

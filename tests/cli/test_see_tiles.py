@@ -5,18 +5,14 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 
 from cli.test_see import see
 from cli.tiled_models import MAKERS, NEEDS
 from observe.family import Widened
-from regard import ConfigError, PatchGrid
 from regard.cli.image_prompt import load_image_prompter
 from regard.cli.image_reader import record_image
-from regard.cli.image_tiles import TileLayout, draw_coordinates, find_layout, stitch_pixels
-from regard.cli.see_words import describe_layout, find_place, list_word_tokens
+from regard.cli.see_words import find_place, list_word_tokens
 from regard.show.patch_weights import compute_patch_weights
 
 PROMPT = "what is on her hat ?"
@@ -173,17 +169,6 @@ def test_tiles_are_told_in_the_table_and_shown_on_the_page_and_in_the_figure(cap
     assert "180 of 216 patches are not seen: no color." in said  # those of the other five tiles
 
 
-def test_tiles_whose_layout_is_not_known_are_images_of_their_own(folders, photo, monkeypatch):
-    prompter = load(folders, "idefics3")
-    monkeypatch.setattr("regard.cli.image_reader.find_layout", lambda tiles: None)
-    seen = record_image(prompter, photo)
-    place = find_place(seen.recording, None)
-    grids = seen.recording.axis_places(place.layer, place.kind, place.part)[1]
-    assert len(seen.images) == len(grids) == 7
-    assert all(image.shape == (24, 24, 3) for image in seen.images)
-    assert describe_layout(seen) == ", the first of 7 images that the processor makes of it"
-
-
 @pytest.mark.parametrize("name", ["florence2", "kosmos2", "blip2", "blip2 of T5"])
 def test_words_that_see_no_patches_are_refused_with_what_to_do(capsys, folders, photo, tmp_path, name):
     Image.fromarray(photo).save(tmp_path / "photo.png")
@@ -196,63 +181,3 @@ def test_words_that_see_no_patches_are_refused_with_what_to_do(capsys, folders, 
     code, out, err = see(capsys, tmp_path / "photo.png", *flags, "--head", path)
     assert (code, err) == (0, "")
     assert "what it looks at, layer" in out
-
-
-def test_the_patches_of_florence_are_set_by_hand_for_its_encoder_and_its_cross_attention(folders, photo):
-    prompter = load(folders, "florence2", tokens=3)
-    with Widened():
-        seen = record_image(prompter, photo)
-    recording = seen.recording
-    recording.places = {"encoder": PatchGrid(2, 2, start=1), "cross": PatchGrid(2, 2, start=1)}
-    name = recording.layers("cross")[-1]
-    wanted = compute_weights(load(folders, "florence2", tokens=3), photo, name)
-    found = compute_patch_weights(recording, 1, 2, 0, kind="cross")
-    torch.testing.assert_close(found.values, wanted[2, 0, 1:5].view(2, 2), rtol=1e-12, atol=1e-15)
-    assert found.query == f"“{recording.tokens.rows[0].strip()}”, token 0"  # the word that this step writes
-    assert [one.strip() for one in recording.tokens.columns[-7:-1]] == PROMPT.split()
-
-
-def test_a_processor_that_needs_another_package_says_which(folders, monkeypatch):
-    import transformers
-
-    def refuse(*_, **__):
-        raise ImportError("\nQwen2VLVideoProcessor requires the Torchvision library but it was not found in your environment.")
-
-    folder = save(folders, "blip")
-    monkeypatch.setattr(transformers.AutoProcessor, "from_pretrained", refuse)
-    with pytest.raises(ConfigError, match=r"blip needs torchvision: pip install torchvision\.$"):
-        load_image_prompter(str(folder), PROMPT)
-
-
-@given(st.data())
-def test_tiles_that_fill_rows_and_columns_are_found_where_they_lie(data):
-    rows, columns = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 5))
-    side, other = data.draw(st.integers(13, 19)), data.draw(st.integers(13, 19))
-    pad = data.draw(st.sampled_from([0, 3, 4]))
-    image = draw_coordinates(rows * side - 2 * pad, columns * other)
-    padded = np.pad(image, ((pad, pad), (0, 0), (0, 0)))
-    cut = padded.reshape(rows, side, columns, other, 3).swapaxes(1, 2).reshape(-1, side, other, 3)
-    order = data.draw(st.permutations(range(rows * columns)))
-    tiles = [cut[n] for n in order]
-    whole = data.draw(st.sampled_from(["", "first", "last"])) if rows * columns > 1 else ""
-    if whole:
-        small = np.asarray(Image.fromarray(image).resize((other, side), Image.Resampling.BICUBIC))
-        tiles = [small, *tiles] if whole == "first" else [*tiles, small]
-    shift = whole == "first"
-    wanted = TileLayout(
-        rows,
-        columns,
-        tuple(order.index(n) + shift for n in range(rows * columns)),
-        {"": None, "first": 0, "last": rows * columns}[whole],
-        len(tiles),
-    )
-    found = find_layout(tiles)
-    assert found == wanted
-    assert np.array_equal(stitch_pixels(tiles, found), padded)
-
-
-def test_tiles_that_overlap_or_are_turned_have_no_layout():
-    image = draw_coordinates(40, 60)
-    assert find_layout([image[:, :40], image[:, 15:55]]) is None
-    assert find_layout([image[:, ::-1][:, :30], image[:, ::-1][:, 30:]]) is None
-    assert find_layout([image[:20, :30], image[:20, 30:], image[20:, :30]]) is None

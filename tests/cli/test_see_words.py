@@ -7,24 +7,19 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tokenizers.processors import TemplateProcessing
-from torch import nn
 from transformers import (
     AutoProcessor,
-    GPT2Config,
     LlavaForConditionalGeneration,
     PaliGemmaForConditionalGeneration,
-    VisionEncoderDecoderConfig,
     ViTConfig,
     ViTModel,
 )
 
 from cli.prompted_models import IMAGE, SMALL, make_qwen, save_llava, save_paligemma
 from cli.test_see import see
-from regard import ConfigError, load, record
+from regard import ConfigError, load
 from regard.cli.image_prompt import ImagePrompter, load_image_prompter
 from regard.cli.image_reader import record_image
-from regard.cli.see_words import LayerPlace, find_place
 from regard.show.patch_weights import compute_patch_weights
 
 PROMPT = "what is on her hat ?"
@@ -85,19 +80,6 @@ def test_each_word_of_a_prompt_has_a_line_of_what_it_looks_at(capsys, monkeypatc
 
 
 @pytest.mark.slow
-def test_words_that_the_model_adds_are_rows_but_for_the_last(capsys, place):
-    flags = "--text", PROMPT, "--tokens", 4, "--head", "0.2"
-    code, out, err = see(capsys, place / "image.png", "--model", place / "llava", *flags)
-    assert (code, err) == (0, "")
-    layers, ids = run_eagerly(LlavaForConditionalGeneration, place / "llava", place / "image.png", max_new_tokens=4)
-    assert len(ids) == 45
-    words = expect_lines(out, layers[0], ids, 4, head=2)
-    assert words[:6] == ASKED
-    plain = " ".join(word for word in words[6:] if not word.startswith("<"))  # special tokens are left out
-    assert f"It writes “{plain}" in " ".join(out.split())
-
-
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:__array__ implementation")  # of the processor
 def test_words_of_paligemma_look_at_its_image(capsys, tmp_path, place):
     save_paligemma(tmp_path / "paligemma")
@@ -124,30 +106,6 @@ def test_packed_patches_of_qwen_are_laid_on_the_resized_image():
     with torch.no_grad():
         weights = model(**inputs, output_attentions=True).attentions[-1][0].mean(0)
     torch.testing.assert_close(found.values, weights[-2, 1:21].view(4, 5).double(), rtol=0, atol=1e-6)
-
-
-TEMPLATE = (
-    "{{ '<s> ' }}{% for part in messages[0]['content'] %}"
-    "{% if part['type'] == 'image' %}<image> {% else %}{{ part['text'] }}{% endif %}{% endfor %}"
-)
-
-
-@pytest.mark.parametrize("template", [TEMPLATE, TEMPLATE.replace("{{ '<s> ' }}", "")])
-def test_a_prompt_of_a_chat_template_begins_once(place, template):
-    prompter = load_image_prompter(str(place / "llava"), PROMPT)
-    processor = prompter.processor
-    processor.chat_template = template
-    processor.tokenizer._tokenizer.post_processor = TemplateProcessing(
-        single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 1)]
-    )
-    pixels = np.zeros((24, 24, 3), np.uint8)
-    content = [{"type": "image", "image": Image.fromarray(pixels)}, {"type": "text", "text": PROMPT}]
-    wanted = processor.apply_chat_template(
-        [{"role": "user", "content": content}], tokenize=True, return_dict=True, return_tensors="pt"
-    )["input_ids"]
-    found = prompter.prepare(pixels).inputs["input_ids"]
-    assert found.tolist() == wanted.tolist()
-    assert (found == 1).sum() == 1
 
 
 @pytest.mark.slow
@@ -209,31 +167,6 @@ def test_a_wrong_choice_is_one_line(capsys, place, flags, says):
     assert says in " ".join(err.split())
 
 
-@pytest.mark.parametrize("tokens", ["0", "2"])
-def test_two_places_of_one_image_are_one_line(capsys, place, tokens):
-    flags = "--text", f"{IMAGE} {IMAGE} hat", "--tokens", tokens
-    code, _, err = see(capsys, place / "image.png", "--model", place / "llava", *flags)
-    assert code == 2
-    said = " ".join(err.split())
-    assert "the processor of llava does not read one image with this prompt: " in said
-    assert "Write <image> once in the prompt, or leave it out." in said
-
-
-def test_what_the_model_writes_is_told_without_the_token_of_its_end(place, monkeypatch):
-    prompter = load_image_prompter(str(place / "llava"), PROMPT, 2)
-    hat, end = prompter.processor.tokenizer.convert_tokens_to_ids(["hat", "</s>"])
-    generate = prompter.model.generate
-
-    def write(**given):
-        found = generate(**given)
-        found.sequences[0, -2:] = torch.tensor([hat, end])
-        return found
-
-    monkeypatch.setattr(prompter.model, "generate", write)
-    sentence = record_image(prompter, np.zeros((24, 24, 3), np.uint8)).outcome.sentence
-    assert sentence.endswith("It writes “hat”.")
-
-
 @pytest.mark.parametrize("tokens", [0, 2])
 def test_a_prompt_that_the_model_refuses_is_one_line(place, tokens):
     prompter = load_image_prompter(str(place / "llava"), PROMPT, tokens)
@@ -241,13 +174,6 @@ def test_a_prompt_that_the_model_refuses_is_one_line(place, tokens):
     inputs["input_ids"][0, 3] = 5  # one token less of the image than features
     with pytest.raises(ConfigError, match=r"^llava does not run on this prompt: .* Shorten the prompt and --tokens"):
         prompter.run(inputs)
-
-
-def test_a_model_that_reads_no_prompt_is_refused_with_what_to_do(tmp_path):
-    config = VisionEncoderDecoderConfig.from_encoder_decoder_configs(ViTConfig(**SMALL), GPT2Config(n_layer=1))
-    config.save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match=r"writes from the image alone and reads no prompt: .* regard\.page"):
-        load_image_prompter(str(tmp_path), PROMPT)
 
 
 @pytest.mark.slow
@@ -267,12 +193,3 @@ def test_a_wrong_place_is_one_line_and_the_recording_is_saved(capsys, place, tmp
     assert code == 2
     assert says in " ".join(err.split())
     assert load(tmp_path / "one.reg").tokens[-6:] == ASKED
-
-
-@torch.no_grad()
-def test_a_layer_is_found_by_its_path_whatever_its_kind():
-    model = nn.TransformerDecoderLayer(8, 2, batch_first=True).eval()
-    with record(model) as recording:
-        model(torch.randn(1, 5, 8), torch.randn(1, 7, 8))
-    assert find_place(recording, "self_attn") == LayerPlace(0)
-    assert find_place(recording, "multihead_attn") == LayerPlace(0, None, "cross")

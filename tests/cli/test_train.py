@@ -10,9 +10,8 @@ import time
 from dataclasses import fields
 
 import pytest
-import torch
 
-from regard.cli import main, train
+from regard.cli import main
 from regard.cli.train import SIZES
 from regard.models import GPT2, GPT2Config
 from regard.train import TrainConfig
@@ -49,19 +48,6 @@ def test_a_text_file_becomes_a_model_in_one_command(capsys, tmp_path):
     assert sorted({row["step"] for row in read_rows(tmp_path / "run" / "heads.jsonl")}) == [1, 5, 10, 11]
     assert all((tmp_path / "run" / name).read_bytes().startswith(b"\x89PNG") for name in ("curves.png", "heads.png"))
     assert "".join(GPT2.load("run/model").complete("the", 5, seed=0)) != ""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("share", "saved"), [("0.1", "last"), ("0", "model")])
-def test_a_text_that_is_known_by_heart_ends_the_run_with_a_model(capsys, monkeypatch, tmp_path, share, saved):
-    monkeypatch.setattr("regard.train.listeners.memorization.MEMORIZED", 2.5)
-    few = ["--evaluate-every", "50", "--held-out", share]
-    code, out, err = run_train(capsys, "--text", "story.txt", "--steps", "900", *SMALL, *few)
-    assert (code, err) == (0, "")
-    step = int(re.search(r"stopped after step (\d+): the text is known by heart, at a mean loss of 2\.\d nats", out)[1])
-    assert 100 <= step < 900
-    assert "".join(GPT2.load(f"run/{saved}").complete("the", 5, seed=0)) != ""
-    assert CheckpointManager(tmp_path / "run" / "checkpoints", 2).read_latest().step == step
 
 
 @pytest.mark.slow
@@ -110,25 +96,6 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(capsys, 
     assert run_train(capsys, *command)[0] == 0
 
 
-def test_a_vocabulary_that_the_corpus_does_not_have_is_refused(capsys):
-    run_train(capsys, "--text", "story.txt", *SMALL, "--steps", "1")
-    code, _, err = run_train(capsys, "--corpus", "run/corpus", "--vocabulary", "gpt2", "--out", "other", *SMALL, "--steps", "1")
-    assert code == 2
-    assert "vocabulary is gpt2, but the corpus run/corpus was prepared with Letters" in err
-
-
-def test_flags_stand_over_the_file(capsys, tmp_path):
-    (tmp_path / "small.toml").write_text(
-        'text = "story.txt"\nsteps = 3\nbatch = 2\nbetas = [0.8, 0.9]\nmask_documents = true\n'
-        "[model]\nlayers = 1\nheads = 2\nwidth = 12\ncontext = 7\n"
-    )
-    code, out, _ = run_train(capsys, "--config", "small.toml", "--batch", "4", "--no-mask-documents", "--width", "6")
-    assert code == 0
-    lines = out.splitlines()
-    for line in ("steps = 3", "batch = 4", "betas = [0.8, 0.9]", "mask_documents = false", "width = 6", "inner = 24"):
-        assert line in lines
-
-
 def test_there_is_a_flag_for_every_field(capsys):
     with pytest.raises(SystemExit):
         main(["train", "--help"])
@@ -156,46 +123,6 @@ def test_what_cannot_be_done_is_one_line_and_2(capsys, arguments, says):
     assert err.startswith("regard train: ")
     assert says in err
     assert err.count("\n") == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("rate", "warns"), [(1e9, True), (90e9, False)])
-def test_products_in_bfloat16_that_are_slower_than_in_float32_are_warned_of(capsys, monkeypatch, rate, warns):
-    monkeypatch.setattr(train, "measure_product_rate", lambda dtype, device: rate if dtype is torch.bfloat16 else 52e9)
-    code, out, _ = run_train(capsys, "--text", "story.txt", "--steps", "2", *SMALL, "--precision", "bfloat16")
-    expected = "at 1 GFLOP/s in bfloat16 and at 52 in float32: use --precision float32"
-    assert (code, expected in out, "warning" in out) == (0, warns, warns)
-
-
-@pytest.mark.slow
-def test_every_line_fits_a_screen_of_40_columns(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "40")
-    _, out, _ = run_train(capsys, "--text", "story.txt", "--steps", "11", *SMALL, "--sample-every", "5")
-    lines = out.splitlines()
-    table = lines[next(n for n, line in enumerate(lines) if line.split()[:1] == ["step"]) :]
-    assert max(map(len, table[: table.index("")])) <= 40
-
-
-@pytest.mark.parametrize("link", ["-1", "nan", "inf"])
-def test_a_link_that_is_no_rate_is_refused(capsys, link):
-    code, out, err = run_train(capsys, "--plan", "--accelerators", "8", "--link", link)
-    assert (code, out) == (2, "")
-    assert err == f"regard train: link must be gigabytes per second, 0 or more, got {float(link)}.\n"
-
-
-@pytest.mark.parametrize("flag", ["--accelerators", "--link"])
-def test_what_only_a_plan_reads_is_refused_without_one(capsys, tmp_path, flag):
-    code, out, err = run_train(capsys, "--text", "story.txt", *SMALL, flag, "4")
-    assert (code, out) == (2, "")
-    assert err == f"regard train: {flag} is for --plan, which is not given.\n"
-    assert [one.name for one in tmp_path.iterdir()] == ["story.txt"]
-
-
-def test_a_text_of_one_letter_has_curves_without_a_warning(capsys, tmp_path):
-    (tmp_path / "same.txt").write_text("a" * 90)
-    code, out, err = run_train(capsys, "--text", "same.txt", "--steps", "2", *SMALL)
-    assert (code, err) == (0, "")
-    assert "picture: run/curves.png" in out
 
 
 def start_training(tmp_path, *arguments, **settings):

@@ -1,21 +1,15 @@
 import io
 import re
 import tomllib
-from dataclasses import fields
 
 import pytest
 
 from regard.cli import main
-from regard.cli.translate import SIZES
 from regard.evaluate.translation_scores import bleu, chrf, translate_sentences
 from regard.models import translator
 from regard.models.recurrent import RecurrentTranslator
-from regard.models.translator import KINDS
 from regard.text import BytePair
-from regard.train import TrainConfig
-from regard.train.config import TEXT_SETTINGS
 from regard.train.listeners.json_lines import read_rows
-from regard.train.translator_sizes import list_arguments
 from text.pairs.small_pairs import make_pairs, write_pairs
 
 SMALL = ["--pairs", "set", "--vocabulary", "280", "--width", "12", "--batch-tokens", "150", "--warmup", "2"]
@@ -84,15 +78,6 @@ def test_lines_of_standard_input_become_as_many_lines_in_their_order(capsys, fol
     assert out.split("\n")[2] == ""
 
 
-def test_nothing_that_a_model_writes_steers_the_terminal(capsys, folder, monkeypatch):
-    monkeypatch.setattr(
-        "regard.cli.translate.translate_sentences", lambda model, some, **settings: ["a\x1b[31mb" for _ in some]
-    )
-    _, out, _ = run_translate(capsys, "1 one", "--model", folder)
-    assert "\x1b" not in out
-    assert out.startswith("a")
-
-
 @pytest.mark.slow
 def test_files_are_evaluated_and_the_scores_are_signed(capsys, folder, tmp_path):
     code, out, err = run_translate(capsys, "--evaluate", "some.en", "some.fr", "--model", folder)
@@ -141,15 +126,6 @@ def test_a_config_file_of_a_translator_is_trained_by_both_commands(capsys, tmp_p
     assert "label_smoothing = 0.0\n" in shown
 
 
-def test_there_is_a_flag_for_every_field_that_a_translator_hears_of(capsys):
-    with pytest.raises(SystemExit):
-        main(["translate", "--help"])
-    told = capsys.readouterr().out
-    names = [one.name for one in fields(TrainConfig) if one.name not in ("model", *TEXT_SETTINGS)] + [*SIZES]
-    assert [name for name in names if not re.search(rf"--(\[no-\])?{name.replace('_', '-')}\s", told)] == []
-    assert {*SIZES} == {"kind"} | {name for kind in KINDS for name in list_arguments(kind)} - {"vocabulary"}
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -170,25 +146,3 @@ def test_what_cannot_be_done_is_one_line_and_2(capsys, folder, arguments, says):
     assert err.startswith("regard translate: ")
     assert says in err
     assert err.count("\n") == 1
-
-
-@pytest.mark.parametrize("setting", [("--beams", "2"), ("--length-penalty", "2"), ("--model", "translator")])
-def test_settings_of_translating_are_refused_in_training(capsys, tmp_path, setting):
-    code, out, err = run_translate(capsys, "--train", *SMALL, *setting)
-    assert (code, out) == (2, "")
-    assert err == f"regard translate: {setting[0]} is a setting of translating, not of --train.\n"
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_length_penalty_without_beams_is_refused(capsys, folder):
-    code, out, err = run_translate(capsys, "1 one", "--model", folder, "--length-penalty", "2")
-    assert (code, out) == (2, "")
-    assert err == "regard translate: --length-penalty compares beams: it needs --beams of at least 2.\n"
-
-
-@pytest.mark.parametrize("text", ["", "\n\n"])
-def test_a_file_without_a_sentence_is_not_scored(capsys, tmp_path, folder, text):
-    (tmp_path / "empty.txt").write_text(text)
-    code, out, err = run_translate(capsys, "--model", folder, "--evaluate", "empty.txt", "empty.txt")
-    assert (code, out) == (2, "")
-    assert err == "regard translate: empty.txt has no sentence: it must have one on each line.\n"

@@ -7,17 +7,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import regard
-from bounds import assert_within, attention_bounds, bounds_from_scores, estimate_rounding
-from map.map_bounds import additive_score_error
-from regard import Causal, ConfigError, Everything, MultiHeadAttention, Prefix, Window, attend
+from bounds import assert_within, estimate_rounding
+from regard import MultiHeadAttention
 from regard.cli import main
-from regard.cli.walk_custom import parse_mask
 from regard.cli.walk_screen import summarize_example as summarize
-from regard.generate.translation_search import translate
 from regard.lectures.examples import EXAMPLES, summarize_example
 from regard.lectures.printed_numbers import load_sentence
-from regard.models import translator
 from regard.models.recurrent import RecurrentTranslator
 from regard.models.transformer import Transformer
 from regard.text import BytePair
@@ -79,14 +74,6 @@ def test_the_first_lecture_is_shown_step_by_step(walk):
     assert shown.rstrip().splitlines()[-2].startswith("Next: regard walk --query journey")
 
 
-@pytest.mark.parametrize("given", [["--json"], ["--words", "a b"], ["--rows", "0"], ["--from", "2"], ["--example", "dog"]])
-def test_what_the_list_does_not_read_is_refused(capsys, given):
-    code = main(["walk", "--list", *given])
-    out, err = capsys.readouterr()
-    assert (code, out) == (2, "")
-    assert err == f"regard walk: --list only names the examples: leave out {given[0]}.\n"
-
-
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_every_example_is_shown_and_listed_and_written_as_strict_json(walk, name):
     assert f"\n{name} " in "\n" + walk("--list")
@@ -105,33 +92,6 @@ def test_the_file_of_screens_is_what_the_examples_give(walk, monkeypatch, name):
     assert summarize_example(name) == summarize(name)
 
 
-def test_the_json_holds_every_step_and_gives_each_float32_back(walk):
-    found = record(walk("--example", "causal", "--json"))
-    q, k, v = (tensor(found[name]).double() for name in "qkv")
-    steps = attend(q, k, v, Causal())
-    whole = (x[None, None] for x in (q, k, v, steps.weights))
-    bounds = attention_bounds(torch.float32, *whole)
-    allowed = {"scores": bounds.scores * q.shape[-1] ** 0.5, "weights": bounds.weights, "dropped": bounds.weights}
-    allowed["context"] = bounds.context
-    for name, step in steps.items():
-        assert_within(tensor(found["steps"][name]), step, allowed.get(name, bounds.scores)[0, 0], name)
-    assert found["steps"]["masked"][0][1] == "-inf"
-    assert record(walk("--example", "softmax", "--json"))["scenes"][2]["panels"][0]["values"][1][0] == "nan"
-    x = record(walk("--json"))["q"]
-    assert torch.equal(tensor(x), load_sentence("journey")[1])
-    assert x[0] == [0.43, 0.15, 0.89]
-
-
-def test_a_query_is_written_out_by_its_word_or_its_number(walk):
-    shown = walk("--query", "journey")
-    assert "0.55·0.43 + 0.87·0.15 + 0.66·0.89 = 0.2365 + 0.1305 + 0.5874 = 0.9544" in shown
-    assert "e^(0.9544 - 1.495) = 0.5824" in shown
-    assert "0.5824 / 4.2036 = 0.1385" in shown
-    assert "= 0.4419" in shown
-    assert walk("--query", "1") == shown == walk("--query", "@1")
-    assert record(walk("--query", "1", "--json"))["arithmetic"][0]["lines"][0]["label"] == "Your"
-
-
 def test_the_leak_is_called_wrong_and_the_right_weights_stand_beside_it(walk, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     shown = walk("--example", "leak")
@@ -139,14 +99,6 @@ def test_the_leak_is_called_wrong_and_the_right_weights_stand_beside_it(walk, mo
     row = next(line for line in shown.splitlines() if "0.2167" in line)
     assert row.split() == ["The", "0.1334", *["0.2167"] * 4, "The", "1.0000", "0", "0", "0", "0"]
     assert "right weights" in walk("--example", "leak", "--query", "dog")
-
-
-def test_words_that_cannot_be_found_give_the_command_that_finds_them(get_error_line):
-    assert "occurs 2 times in the sentence: use --query 0 or --query 2." in get_error_line("--words", "a b a", "--query", "a")
-    assert "use --query @1 or --query @2." in get_error_line("--words", "3 1 1 2", "--query", "1")
-    assert "is not a word of the sentence: Your, journey, starts, with, one, step." in get_error_line("--query", "zebra")
-    assert "numbered from 0 to 5" in get_error_line("--query", "6")
-    assert "has no sentence" in get_error_line("--example", "scale", "--query", "a")
 
 
 def test_bad_input_is_one_line(get_error_line, tmp_path):
@@ -175,25 +127,6 @@ def weights_of(folder, layer):
     return str(path)
 
 
-def test_random_vectors_are_said_to_be_random_and_follow_the_seed(walk):
-    shown = walk("--words", "the cat sleeps")
-    assert "The vectors are random (seed 123), 3 numbers a word." in shown
-    assert "W_query" not in shown
-    assert walk("--words", "the cat sleeps", "--seed", "123") == shown
-    assert walk("--words", "the cat sleeps", "--seed", "5") != shown
-    assert "W_query, W_key and W_value are random (seed 123)" in walk("--words", "the cat sleeps", "--heads", "2")
-
-
-def test_given_vectors_are_used_and_missing_ones_are_named(walk, tmp_path):
-    np.save(tmp_path / "v.npy", np.array([[1.0, 2.0], [3.0, 4.0]]))
-    assert record(walk("--words", "a b", "--vectors", str(tmp_path / "v.npy"), "--json"))["q"] == [[1, 2], [3, 4]]
-    (tmp_path / "v.csv").write_text("cat,1,2\nthe,3,4\n", encoding="utf-8")
-    shown = record(walk("--words", "the cat sleeps", "--vectors", str(tmp_path / "v.csv"), "--json"))
-    assert shown["q"][:2] == [[3, 4], [1, 2]]
-    assert "The vectors of sleeps are random (seed 123)." in shown["notes"]
-    assert record(walk("--vectors", str(tmp_path / "v.csv"), "--json"))["words"] == ["cat", "the"]
-
-
 def test_a_layers_own_weights_give_its_own_output(walk, tmp_path):
     torch.manual_seed(0)
     layer = MultiHeadAttention(3, 4, 6, 0.0, 2)
@@ -208,15 +141,6 @@ def test_a_layers_own_weights_give_its_own_output(walk, tmp_path):
     assert any("causal mask" in note for note in found["notes"])
     unmasked = record(walk("--weights", path, "--heads", "2", "--mask", "none", "--json"))
     assert unmasked["steps"]["masked"] == unmasked["steps"]["scaled"]
-
-
-def test_masks_are_joined_as_in_python():
-    assert parse_mask("none") == Everything()
-    assert parse_mask("window:2") == Window(2)
-    assert parse_mask("causal & window:2,0 | prefix:3") == Causal() & Window(2, 0) | Prefix(3)
-    for text in ("", "causal|", "window:", "window:-1", "prefix:x", "causal,none"):
-        with pytest.raises(ConfigError):
-            parse_mask(text)
 
 
 @pytest.mark.slow
@@ -276,33 +200,6 @@ def speaking(tmp_path_factory):
     return {name: str(place / name) for name in models}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["additive", "wide"])
-@pytest.mark.parametrize("words", ["a man rides a horse", "horse"])
-def test_a_trained_translator_is_shown_as_in_a_recording(walk, speaking, kind, words):
-    found = record(walk("--example", "additive", "--model", speaking[kind], "--words", words, "--json"))
-    model = translator.load(speaking[kind])
-    source = [*model.text.encode(words), model.text.end]
-    (written,) = translate(model, [source])
-
-    def look(model):
-        with torch.no_grad(), regard.record(model) as recording:
-            model(torch.tensor([source]), [len(source)], torch.tensor([[model.text.end, *written.tokens[:-1]]]))
-        return recording.map(0, kind="cross").dense()[0, 0]
-
-    model = model.double()
-    expected, widest = look(model), max(max(weight.shape) for weight in model.parameters())
-    allowed = estimate_rounding(model, look, terms=widest)
-    assert expected.shape == (len(found["words"]), len(found["sources"])) == (len(written.tokens), len(source))
-    assert_within(tensor(found["steps"]["weights"]), expected, allowed)
-    q, k, v, weight = (tensor(found[name]).double() for name in (*"qkv", "weight"))
-    weights = ((q[:, None] + k).tanh() @ weight).softmax(-1)
-    bounds = bounds_from_scores(torch.float32, additive_score_error(weight).expand(weights.shape), weights, v)
-    assert_within(tensor(found["steps"]["weights"]), weights, bounds.weights)
-    assert_within(tensor(found["steps"]["context"]), weights @ v, bounds.context)
-    assert found["sources"] == [*(model.text.decode([one]).strip() for one in source[:-1]), "⟨end⟩"]
-
-
 def test_a_trained_translator_is_shown_with_both_sentences_and_a_row_written_out(walk, speaking):
     asked = ("--model", speaking["additive"], "--words", "a man rides a horse")
     told = walk(*asked, "--rows", "6")
@@ -313,27 +210,3 @@ def test_a_trained_translator_is_shown_with_both_sentences_and_a_row_written_out
     assert shown.count("·tanh(") == 6 * 8  # of each of the six tokens, and of each the first terms of a sum
     raised = [line.split()[0] for line in shown.splitlines() if " e^(" in line]
     assert raised[1:] == ["a", "man", "rides", "a", "horse", "⟨end⟩"]
-
-
-def test_a_model_without_words_reads_a_sentence_of_its_own(walk, speaking):
-    sources = record(walk("--model", speaking["additive"], "--json"))["sources"]
-    text = translator.load(speaking["additive"]).text
-    assert sources == [*(piece.strip() or piece for piece in text.pieces(text.encode("A man is riding a horse."))), "⟨end⟩"]
-    assert "A word that is not in the vocabulary is split into pieces: " in walk("--model", speaking["additive"])
-
-
-@pytest.mark.slow
-def test_long_vectors_are_shown_in_part_and_whole_where_rows_ask_for_it(walk, speaking):
-    told = walk("--model", speaking["wide"], "--words", "a man rides a horse")
-    assert "columns 1 to 6 of 134; --rows 134 shows all" in told
-    assert "columns 1 to 6 of 67; --rows 67 shows all" in told
-    assert "columns 1 to" not in walk("--model", speaking["wide"], "--words", "a man rides a horse", "--rows", "134")
-
-
-def test_a_model_without_additive_attention_is_named_for_what_it_is(get_error_line, speaking):
-    assert "has no attention to show: regard translate prints" in get_error_line("--model", speaking["plain"])
-    assert "is a transformer with dot-product attention" in get_error_line("--model", speaking["transformer"])
-    assert "is not a translator's name" in get_error_line("--model", "pocket")
-    assert "use --example additive with it, got dog." in get_error_line("--example", "dog", "--model", speaking["additive"])
-    assert "leave out --seed, or --model." in get_error_line("--model", speaking["additive"], "--seed", "3")
-    assert "the text has no word to translate" in get_error_line("--model", speaking["additive"], "--words", " ")

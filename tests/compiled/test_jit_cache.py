@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from bounds import EXPONENTIAL, assert_within, sum_bound
 from regard.compiled import jit_cache, processor, threads
 from regard.compiled.jit_cache import UniqueCacheFile, make_function_key
-from regard.compiled.threads import Arguments
 from regard.matmul import QuantizedLinear
 
 
@@ -224,16 +223,6 @@ def test_a_function_is_identified_by_what_it_closes_over_and_a_compiled_one_ther
     assert len({make_function_key(make(dtype, number)) for dtype in (np.float32, np.int8) for number in (2, 3)}) == 4
 
 
-def test_a_function_that_would_be_compiled_in_every_process_is_refused():
-    thing = object()
-
-    def work(x):
-        return thing
-
-    with pytest.raises(TypeError, match="closes over object, for which no cache key can be made"):
-        make_function_key(work)
-
-
 @pytest.mark.parametrize("problem", ["no folder to write", "a full disk"])
 def test_what_cannot_be_kept_on_disk_is_compiled_in_memory(monkeypatch, problem):
     def refuse(*_):
@@ -251,16 +240,6 @@ def test_what_cannot_be_kept_on_disk_is_compiled_in_memory(monkeypatch, problem)
         return x + y
 
     assert add(2, 3) == 5
-
-
-def test_a_callback_is_compiled_once_when_several_threads_ask_for_its_address():
-    @jit_cache.callback_with_cache(Arguments)
-    def work(place):
-        pass
-
-    assert work._wrapper_address is None
-    with ThreadPoolExecutor(4) as pool:
-        assert len(set(pool.map(lambda _: work.address, range(4)))) == 1
 
 
 GELU = """

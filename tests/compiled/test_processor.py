@@ -31,18 +31,6 @@ def test_a_setting_narrows_the_host_and_never_adds_to_it(host, name, taken):
     assert not (taken and found & set(taken))
 
 
-def test_a_name_stands_for_its_instruction_sets_and_a_list_for_its_own():
-    assert narrow_features(HOST, "haswell", None) == narrow_features(HOST, "Haswell", "") == AVX2
-    assert narrow_features(HOST, "cascadelake", None) == AVX512 | {"avx512vnni"}
-    assert narrow_features(HOST, None, "+avx2,-avx512f") == HOST - {"avx512f"}
-    assert narrow_features(HOST, None, "") == HOST
-    assert narrow_features(HOST, "haswell", "+avx512f,-fma") == (AVX2 | {"avx512f"}) - {"fma"}
-    assert narrow_features(HOST, "x86-64", "") == {"sse", "sse2"}
-    assert narrow_features(HOST, None, None) == HOST
-    assert narrow_features(AMX, "graniterapids", "") == narrow_features(AMX, None, None) == AMX
-    assert narrow_features(AMX, "znver4", None) == HOST
-
-
 def test_the_host_has_the_instruction_sets_that_llvm_finds_on_it():
     binding = pytest.importorskip("llvmlite.binding", reason="llvmlite is not installed: pip install 'regard[fast]'")
     found = {name for name, there in binding.get_host_cpu_features().items() if there}
@@ -157,10 +145,6 @@ def test_numbas_own_settings_are_followed(setting, lanes):
     environment = {name: value for name, value in os.environ.items() if name not in settings} | setting
     ran = subprocess.run([sys.executable, "-c", NARROWED], env=environment, capture_output=True, text=True, check=False)
     assert ran.stdout.split() == [str(lanes), "True"], ran.stderr
-
-
-def test_every_task_has_a_kernel_in_words():
-    assert all(kernel_choice.list_choices().values())
 
 
 def test_compiled_products_use_no_tiles_that_linux_refuses(monkeypatch):

@@ -71,11 +71,6 @@ def test_an_accent_or_a_vowel_sign_belongs_to_the_word_of_its_letter(words):
     assert numbers == sorted(numbers)
 
 
-def test_a_letter_cut_into_its_bytes_is_one_word():
-    tokens = BytePair.train(["a"], 257).encode("né là")
-    assert group_by_word(BytePair.train(["a"], 257), tokens) == ([0, 0, 0, 1, 1, 1, 1], ["né", "là"])
-
-
 @pytest.mark.parametrize("kind", ["additive", "transformer"])
 def test_each_row_is_of_the_query_that_predicts_its_word(kind, text):
     model, end = make_model(kind, text), text.end

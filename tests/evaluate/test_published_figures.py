@@ -20,17 +20,6 @@ def test_the_figures_of_the_smallest_are_those_of_the_paper():
     }
 
 
-def test_larger_models_have_better_figures():
-    for text, measure in {(one.text, one.measure) for one in list_published()}:
-        figures = [one.figure for one in list_published(on=text) if one.measure == measure]
-        assert len(figures) == 4
-        assert figures == sorted(figures, reverse=measure == "perplexity")
-
-
-def test_what_was_not_published_has_no_figure():
-    assert list_published("sorter") == list_published("gpt2", "a text of mine") == []
-
-
 def test_what_was_measured_stands_beside_and_what_was_not_is_empty():
     titles, *rows = build_table({("gpt2-medium", "WikiText-2", "perplexity"): 22.8})
     at = titles.index("gpt2-medium measured")

@@ -9,9 +9,6 @@ import torch
 from bounds import EXPONENTIAL, assert_within, estimate_rounding
 from examination.subjects import D_IN, D_OUT, Layer, case_of, hiding, later
 from regard import Causal, MultiHeadAttention, Window, attention
-from regard.examination.case import Case
-
-CAUSAL = Layer(hiding(later))
 
 
 def causal(q, k, v):
@@ -28,18 +25,6 @@ def test_the_double_gives_what_the_subject_gives_to_rounding():
         terms = 12 + x.shape[1] + EXPONENTIAL  # of a projection and a softmax
         rounding = estimate_rounding(copy.deepcopy(layer).double(), lambda one: one(x), terms)
     assert_within(case.run_subject(*case.make_usual_inputs()).context, found, rounding)
-
-
-def test_the_double_of_a_module_is_a_copy():
-    layer = Layer(hiding(later))
-    assert case_of(layer).double is not None
-    assert layer.W_query.weight.dtype == torch.float32
-
-
-def test_a_function_is_its_own_double_and_float64_is():
-    assert case_of(causal).double.subject.call is not None
-    wide = case_of(Layer(hiding(later)).double())
-    assert wide.double is wide
 
 
 class Narrow(Layer):
@@ -61,28 +46,10 @@ def test_what_does_not_run_in_float64_has_no_double_and_is_measured_all_the_same
     assert torch.equal(case.measured_dependency.visible, case.get_expected_visibility(*case.make_usual_inputs()))
 
 
-def test_heads_stand_side_by_side_in_the_context():
-    case = case_of(causal).double
-    q, k, v = case.make_usual_inputs()
-    expected = torch.cat(list(attention(q, k, v, Causal()).unbind(1)), -1)
-    torch.testing.assert_close(case.compute_context(q, k, v), expected)
-    assert case.run_subject(q, k, v).context.shape == (2, 3, 6, 8)
-
-
-def test_asking_has_no_gradient_and_the_context_has():
-    case = case_of(CAUSAL)
-    assert not case.run_subject(*case.make_usual_inputs()).context.requires_grad
-    assert case.compute_context(*case.make_usual_inputs()).requires_grad
-
-
 def test_what_is_expected_has_an_entry_for_every_sequence_query_and_key():
     case = case_of(causal, Causal() & Window(left=1), offset=2)
     q, k, v = case.make_usual_inputs()
     assert torch.equal(case.get_expected_visibility(q, k, v), (Causal() & Window(left=1)).table(4, 6, 2).expand(2, 4, 6))
-
-
-def test_another_length_is_another_case():
-    assert case_of(CAUSAL).resize(11).make_usual_inputs()[0].shape == (2, 11, D_IN)
 
 
 def test_what_is_measured_is_measured_once():
@@ -97,12 +64,3 @@ def test_what_is_measured_is_measured_once():
     first, count = case.measured_dependency, len(asked)
     assert case.measured_dependency is first
     assert len(asked) == count
-
-
-def test_it_is_identified_once_by_what_it_is_given():
-    found = []
-    base = case_of(CAUSAL)
-    case = Case(base.subject, base.expects, base.shapes, identify=lambda case: found.append(case) or "match")
-    assert case.match == case.match == "match"
-    assert found == [case]
-    assert base.match is None

@@ -8,7 +8,7 @@ from torch import nn
 import regard
 from examination.subjects import CAUSAL, D_IN, D_OUT, Layer, hiding, later
 from examination.whole_models import Still, causal
-from regard import Causal, Everything, Window
+from regard import Everything
 
 H, D = 3, 4
 C = H * D
@@ -59,30 +59,6 @@ def test_a_layer_that_shows_nothing_is_inconclusive():
     assert regard.examine(Nothing(), strict=False)
 
 
-def test_a_pooling_layer_asked_with_one_token_is_inconclusive():
-    class Pool(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.query = nn.Parameter(torch.randn(1, 1, C))
-            self.attention = nn.MultiheadAttention(C, H, batch_first=True)
-
-        def forward(self, x):
-            return self.attention(self.query.expand(len(x), -1, -1), x, x)[0]
-
-    report = regard.examine(Pool(), sample=torch.randn(2, 1, C))
-    assert report.is_inconclusive, str(report)
-    assert "sample= of at least 2 tokens" in str(report)
-
-
-def test_a_window_needs_more_tokens_than_it_is_long():
-    layer = Layer(hiding(lambda q, k: ~(Causal() & Window(8)).table(q, k)))
-    expects = Causal() & Window(8)
-    assert regard.examine(layer, expects=expects)
-    report = regard.examine(layer, expects=expects, sample=torch.randn(2, 6, D_IN))
-    assert report.is_inconclusive
-    assert "sample= of at least 10 tokens" in str(report)
-
-
 def test_matrices_that_can_never_leave_zero_are_found():
     class Adapted(Heads):
         def __init__(self, start):
@@ -125,12 +101,6 @@ def test_a_leak_through_the_choice_of_tokens_is_found_for_any_weights(seed):
     assert "topk chooses among all tokens" in finding.evidence
 
 
-def test_a_choice_of_each_token_alone_is_no_leak():
-    report = regard.examine(Routed(own=True))
-    assert not report.findings, str(report)
-    assert any("the choices of argmax" in one.what for one in report.checked)
-
-
 @pytest.mark.parametrize("block", [16, 32])
 def test_a_leak_of_a_model_at_the_edge_of_a_block_is_found(block):
     def make_leaky_table(t):
@@ -143,14 +113,6 @@ def test_a_leak_of_a_model_at_the_edge_of_a_block_is_found(block):
     assert finding.kind == "future leak"
     assert finding.evidence.startswith("with 40 tokens replacing tokens 32 to 39 moves output 31 of the model by ")
     assert regard.examine(Still(causal, size=512))
-
-
-def test_what_is_random_only_at_longer_lengths_is_called_random():
-    class Noisy(Heads):
-        def forward(self, x):
-            return super().forward(F.dropout(x, 0.5) if x.shape[1] > 32 else x)
-
-    assert [one.kind for one in regard.examine(Noisy()).findings] == ["dropout in evaluation"]
 
 
 @pytest.mark.slow

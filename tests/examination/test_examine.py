@@ -67,24 +67,6 @@ def test_raising_on_its_own_sample_is_a_finding():
         assert "view size is not compatible" in report.findings[0].evidence
 
 
-def test_a_layer_of_pictures_is_asked_for_a_sample():
-    class Pictured(Layer):
-        def forward(self, x):
-            _b, _c, _h, _w = x.shape
-            return super().forward(x.flatten(2).mT)
-
-    with pytest.raises(ConfigError, match=r"not enough values to unpack.*Pass sample="):
-        regard.examine(Pictured(hiding(later)))
-
-
-def test_a_function_that_takes_nothing_is_asked_for_a_sample():
-    def picky(x):
-        raise ValueError("13 wide, please")
-
-    with pytest.raises(ConfigError, match=r"13 wide, please. Pass sample="):
-        regard.examine(picky)
-
-
 @pytest.mark.parametrize("sample", [torch.randn(2, 6, D_IN), torch.randn(6, D_IN), (torch.randn(3, 4, D_IN),)])
 def test_a_sample_may_be_of_one_sequence_or_of_several(sample):
     assert regard.examine(CAUSAL, sample=sample)
@@ -98,16 +80,6 @@ def test_a_sample_that_is_no_tensor_is_refused():
 def test_an_expectation_that_is_no_rule_is_refused():
     with pytest.raises(ConfigError, match="a mask must be a Mask"):
         regard.examine(CAUSAL, expects=Causal)
-
-
-def test_an_offset_is_the_position_of_the_first_query():
-    assert regard.examine(functools.partial(regard.attention, mask=Causal(), offset=2), offset=2)
-    assert not regard.examine(functools.partial(regard.attention, mask=Causal(), offset=0), offset=2)
-
-
-def test_the_same_subject_gets_the_same_report():
-    layer = Layer(lambda scores: scores.tril().softmax(-1))
-    assert str(regard.examine(layer)) == str(regard.examine(layer))
 
 
 def test_a_failed_assertion_shows_the_finding():

@@ -72,6 +72,7 @@ FORMS = [{}, {"is_fused": True}, {"groups": 2}, {"has_kernel": True, "is_causal"
 FORMS += [{"is_rotated": True, "is_fused": True}, {"groups": 2, "is_rotated": True, "has_kernel": True}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("joined", ["hd", "dh"])
 @pytest.mark.parametrize("form", FORMS)
 def test_heads_that_are_all_split_as_width_and_heads_are_right(form, joined):
@@ -79,28 +80,14 @@ def test_heads_that_are_all_split_as_width_and_heads_are_right(form, joined):
     assert report, str(report)
 
 
-class NormedAfterSplit(Layer):
-    """Norms of queries and keys that are split as (width, heads) before: what the norms return are heads, in no order."""
-
-    def __init__(self):
-        super().__init__()
-        self.q_norm, self.k_norm = nn.LayerNorm(D), nn.RMSNorm(D)
-
-    def attend(self, q, k, v):
-        return super().attend(self.q_norm(q), self.k_norm(k), v)
-
-
-@pytest.mark.parametrize("form", [{}, {"is_fused": True, "has_kernel": True}])
-def test_norms_between_the_split_and_the_scores_are_no_finding(form):
-    assert not examine_layer(NormedAfterSplit, orders=("dh",) * 4, **form).findings
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [{}, {"is_rotated": True, "has_kernel": True}, {"groups": 2, "is_rotated": True}])
 def test_columns_that_are_not_neighbors_are_stated(form):
     said = [one.what for one in examine_layer(**form).checked]
     assert f"heads are independent: {H} of width {D}, whose columns are not neighbors" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [{}, {"is_fused": True}, {"groups": 2, "has_kernel": True}, {"is_rotated": True}])
 @pytest.mark.parametrize(
     ("orders", "said"),
@@ -123,15 +110,6 @@ def test_heads_and_width_exchanged_are_found(form):
     assert f"there are {D} heads of width {H}, though n_heads is {H} and head_dim is {D}" in finding.evidence
 
 
-class ThirdsLast(Layer):
-    """One projection for queries, keys and values, which are its last axis: (b, t, h, d, 3)."""
-
-    is_fused = True
-
-    def project(self, x):
-        return (one.flatten(2) for one in self.qkv(x).view(*x.shape[:2], H, D, 3).unbind(-1))
-
-
 class HalvesLast(Layer):
     """The same of keys and values, (b, t, g, d, 2)."""
 
@@ -142,13 +120,6 @@ class HalvesLast(Layer):
 
     def project(self, x):
         return self.q_proj(x), *(one.flatten(2) for one in self.to_kv(x).view(*x.shape[:2], -1, D, 2).unbind(-1))
-
-
-@pytest.mark.parametrize("form", [{"is_rotated": True}, {"is_rotated": True, "has_kernel": True}, {"has_kernel": True}])
-@pytest.mark.parametrize(("layer", "groups"), [(ThirdsLast, H), (HalvesLast, H), (HalvesLast, 2)])
-def test_queries_keys_and_values_on_the_last_axis_are_right(layer, groups, form):
-    report = examine_layer(layer, orders=("hd",) * 4, groups=groups, **form)
-    assert report, str(report)
 
 
 @pytest.mark.parametrize("form", [{}, {"has_kernel": True}])

@@ -10,7 +10,6 @@ from torch import nn
 import regard
 from examination.subjects import Layer, hiding, later
 from examination.whole_models import Still, causal
-from regard.examination import interruption
 
 
 class OwnError(BaseException):
@@ -81,17 +80,3 @@ def test_what_a_signals_handler_raises_ends_the_program_as_it_should():
             regard.examine(Signalled())
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def test_a_process_that_ended_is_described_by_its_status_or_signal():
-    assert "ended with exit status 0, while examining its heads" in interruption.report_process_end(0, "heads").evidence
-    assert "was ended by SIGSEGV" in interruption.report_process_end(-signal.SIGSEGV, "").evidence
-    assert "ended with exit status -99" in interruption.report_process_end(-99, "").evidence
-
-
-def test_the_line_that_a_dump_names_is_the_subjects_and_not_torchs():
-    dump = 'Thread 0x01 (most recent call first):\n  File "/other.py", line 1 in wait\n\nCurrent thread 0x02:\n' + "".join(
-        f'  File "{name}", line {n} in f\n' for n, name in enumerate((torch.__file__, "/mine/layer.py", "<string>"))
-    )
-    assert interruption.locate_in_dump(dump) == " in line 1 of layer.py"
-    assert interruption.locate_in_dump("") == ""

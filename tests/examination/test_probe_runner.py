@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from examination.subjects import Layer, case_of, hiding, later
-from regard.examination import probe_runner
 from regard.examination.case import Case
 from regard.examination.identify import match
 from regard.examination.probe_runner import rank_findings, run_probes
@@ -20,10 +19,6 @@ def finding(kind, strength=1.0, cause=""):
 def test_the_strongest_comes_first():
     found = rank_findings([finding("future leak"), finding("mixed heads", 2.0), finding("wrong scale", 0.5)])
     assert [one.kind for one in found] == ["mixed heads", "future leak", "wrong scale"]
-
-
-def test_of_two_as_strong_the_one_that_was_found_first_comes_first():
-    assert [one.kind for one in rank_findings([finding("b"), finding("a")])] == ["b", "a"]
 
 
 def test_at_most_three_findings_are_reported_of_one_cause():
@@ -101,16 +96,6 @@ def test_an_output_that_changes_its_shape_is_reported(axis, shape, every):
     assert any(one.endswith(f"it returned {shape} on x (2, 6, 7), expected (2, 6, 5)") for one in told), told
 
 
-def test_a_mistake_of_a_probe_is_no_verdict_on_the_subject(monkeypatch):
-    def broken(case):
-        raise IndexError("ours")
-        yield
-
-    monkeypatch.setattr(probe_runner, "PROBES", (("broken", broken),))
-    with pytest.raises(IndexError, match="ours"):
-        run_probes(case_of(Layer(hiding(later))))
-
-
 def test_a_way_back_that_raises_is_reported():
     class Backward(torch.autograd.Function):
         @staticmethod
@@ -128,14 +113,6 @@ def test_a_way_back_that_raises_is_reported():
     report = run_probes(Case(*vars_of(case_of(NoWayBack(hiding(later))))))
     assert report, str(report)
     assert any("ValueError on the backward pass: not written yet" in one.needs for one in report.unknown)
-
-
-def test_a_report_says_how_the_subject_was_called_and_who_sees_whom():
-    report = run_probes(case_of(Layer(hiding(lambda q, k: later(q, k, 2)))))
-    assert "x (2, 6, 7) float32" in report.notes
-    assert report.reach.words == ("Your", "journey", "starts", "with", "one", "step")
-    assert report.reach.difference.diagonal(1).tolist() == [1] * 5
-    assert report.reach.difference.sum() == 5
 
 
 class Viewed(nn.Module):
@@ -160,8 +137,3 @@ def test_a_leak_that_follows_from_something_else_is_not_cured_by_a_mask(causal):
     assert report.findings[0].kind == "mixed heads"
     (leak,) = [one for one in report.findings if one.kind == "future leak"]
     assert leak.cure.startswith("It follows from the mixed heads") is causal
-
-
-def test_where_the_formula_is_not_known_the_cure_of_a_leak_says_what_else_lets_tokens_through():
-    leak = next(one for one in run_probes(case_of(Viewed(True))).findings if one.kind == "future leak")
-    assert leak.cure.endswith(probe_runner.OR_MIXED)

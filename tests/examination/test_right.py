@@ -11,13 +11,12 @@ INCONCLUSIVE = {  # of which the scale does not show (keys are latent, there is 
     "SharedQueriesAndKeys",  # keys are normalized, queries are not
     "deberta-v2: places apart",  # whose scale is 1 / √(3 d), which is asked
 }
-EVERYDAY = 4  # one of so many is examined in the everyday run
+EVERYDAY = 12  # one of so many is examined in the everyday run
 EVERY = [
     pytest.param(one, id=one.name, marks=[pytest.mark.slow] if one.slow or n % EVERYDAY else []) for n, one in enumerate(RIGHT)
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own compiler says so of torch
 @pytest.mark.parametrize("one", EVERY)
 def test_nothing_is_found_of_a_right_layer(one):

@@ -5,11 +5,10 @@ import pytest
 from examination.wrong import WRONG
 from regard.examination import examine
 
-EVERYDAY = 4  # one of so many is examined in the everyday run
-EVERY = [pytest.param(one, id=one.name, marks=[pytest.mark.slow] if n % EVERYDAY else []) for n, one in enumerate(WRONG)]
+EVERYDAY = {one.kinds: one.name for one in reversed(WRONG)}.values()  # the first of each kind
+EVERY = [pytest.param(one, id=one.name, marks=[] if one.name in EVERYDAY else [pytest.mark.slow]) for one in WRONG]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("one", EVERY)
 def test_a_wrong_layer_is_named(one):
     report = examine(one.subject(), **one.settings())

@@ -108,15 +108,6 @@ def test_one_beam_is_greedy():
     assert found[0][0].tokens == stack_tokens(model.generate(prompt, 9, temperature=0))[0].tolist()
 
 
-def test_more_beams_than_tokens_are_no_error():
-    assert stack_tokens(generate(table(3), [0], 5, beams=7)).shape == (1, 5)
-
-
-def test_beams_slide_past_the_context():
-    model = gpt2(2, vocabulary=N, loud=4.0, context=9)
-    assert stack_tokens(model.generate(rows(7, vocabulary=N), 9, beams=3, past="slide")).shape == (1, 9)
-
-
 def test_a_string_ends_a_sequence_of_beams():
     class Letters:
         def bytes(self, ids):
@@ -125,25 +116,3 @@ def test_a_string_ends_a_sequence_of_beams():
     upwards = Table(torch.eye(N).roll(1, 1) * 5)
     found = stack_tokens(generate(upwards, [[0], [2]], 9, beams=3, stop="de", text=Letters(), end=0))
     assert [Letters().bytes(row).decode() for row in found.tolist()] == ["bcde", "deaa"]
-
-
-def test_each_row_ends_at_its_own_limit_as_it_would_alone():
-    logits = table(N, seed=3, spread=2.0).logits.log_softmax(-1)
-    firsts, limits = [4, 7, 2], [3, 9, 1]
-
-    def search_rows(rows):
-        def step(_, tokens):
-            return logits[torch.tensor(tokens)]
-
-        found = search_beams(
-            logits[torch.tensor([firsts[n] for n in rows])], step, 3, [limits[n] for n in rows], lambda _: False
-        )
-        return [[(one.tokens, one.score) for one in row] for row in found]
-
-    together = search_rows([0, 1, 2])
-    assert together == [search_rows([n])[0] for n in range(3)]
-    assert [{len(tokens) for tokens, _ in row} for row in together] == [{3}, {9}, {1}]
-
-
-def test_no_tokens_are_none():
-    assert list(generate(table(3), [0], 0, beams=2)) == []

@@ -1,4 +1,3 @@
-import math
 from functools import partial
 
 import numpy
@@ -10,9 +9,8 @@ from hypothesis import strategies as st
 import regard
 from generate.small_models import SIZES, Table, gpt2, hugging_face, rows, stack_tokens
 from regard import ConfigError, DataError
-from regard.generate import Lookup, choices
+from regard.generate import Lookup
 from regard.generate.decode import PieceDecoder
-from regard.text import BytePair
 from run_limits import limit_examples
 
 MODEL = gpt2()
@@ -61,20 +59,6 @@ def test_each_of_a_batch_draws_what_it_would_draw_alone(lengths, asked):
         assert torch.equal(stack_tokens(MODEL.generate(prompt, 7, seed=[seed], **asked))[0], found)
 
 
-def test_one_seed_gives_every_row_of_a_batch_its_own_and_the_first_that_of_one_alone():
-    found = stack_tokens(MODEL.generate(rows(5) * 3, 11, seed=3, temperature=2.0))
-    assert len(found.unique(dim=0)) == 3
-    assert torch.equal(stack_tokens(MODEL.generate(rows(5), 11, seed=3, temperature=2.0)), found[:1])
-
-
-def test_torchs_global_generator_is_left_alone():
-    torch.manual_seed(0)
-    before = torch.get_rng_state()
-    list(MODEL.generate([1, 2], 5))
-    list(MODEL.generate([1, 2], 5, seed=1))
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_tokens_come_one_at_a_time_as_they_are_asked_for():
     model = Table(torch.randn(N, N))
     steps = regard.generate.generate(model, [[1, 2, 3], [4]], 5)
@@ -82,31 +66,6 @@ def test_tokens_come_one_at_a_time_as_they_are_asked_for():
     assert next(steps).shape == (2,)
     next(steps)
     assert model.calls == [(2, 3), (2, 1)]
-
-
-def test_nothing_is_asked_of_the_model_after_the_last_token():
-    model = Table(torch.randn(N, N))
-    assert stack_tokens(regard.generate.generate(model, [1, 2, 3], 3)).shape == (1, 3)
-    assert model.calls == [(1, 3), (1, 1), (1, 1)]
-    assert list(regard.generate.generate(model, [1, 2, 3], 0)) == []
-
-
-def counting(end=None, **asked):
-    """A model that counts upwards from the last token."""
-    model = Table(torch.eye(N).roll(1, 1) * 50)
-    return lambda prompts, count: stack_tokens(
-        regard.generate.generate(model, prompts, count, temperature=0, end=end, **asked)
-    ).tolist()
-
-
-def test_a_sequence_that_met_its_end_yields_the_end_and_all_ended_is_the_end():
-    assert counting(end=7)([[3], [1], [5, 6]], 99) == [[4, 5, 6, 7, 7, 7], [2, 3, 4, 5, 6, 7], [7, 7, 7, 7, 7, 7]]
-    assert counting()([[3]], 5) == [[4, 5, 6, 7, 8]]
-
-
-def test_tokens_to_stop_at_end_a_sequence_as_its_end_does():
-    assert counting(end=0, stop=[6, 9])([[3], [7]], 99) == [[4, 5, 6], [8, 9, 0]]
-    assert counting(stop=6)([[3], [1]], 99) == [[4, 5, 6, 6, 6], [2, 3, 4, 5, 6]]
 
 
 class Letters:
@@ -117,36 +76,6 @@ class Letters:
 
     def bytes(self, ids):
         return bytes(ord("a") + number for number in ids)
-
-
-def test_strings_end_a_sequence_with_the_token_that_completes_them():
-    letters = Letters()
-    found = counting(stop=["hi", "no"], text=letters, end=0)([letters.encode(letter) for letter in "eh"], 99)
-    assert found == [[*letters.encode("fghi"), 0, 0, 0], letters.encode("ijklmno")]  # of the prompt nothing counts
-
-
-@pytest.mark.parametrize("asked", [{"temperature": 0}, {"seed": 5}, {"seed": 5, "top_k": 3, "repetition_penalty": 2.0}])
-def test_log_probabilities_are_the_models_own_before_any_setting(asked):
-    prompts = rows(3, 7)
-    found = list(choices(MODEL, prompts, 5, **asked))
-    tokens = torch.stack([one.tokens for one in found], 1)
-    with torch.no_grad():
-        for row, prompt in enumerate(prompts):
-            whole = MODEL(torch.tensor(prompt + tokens[row].tolist())).log_softmax(-1)[len(prompt) - 1 : -1]
-            expected = whole[torch.arange(5), tokens[row]]
-            torch.testing.assert_close(torch.stack([one.log_probabilities[row] for one in found]), expected)
-            best = whole.topk(3)
-            assert torch.equal(torch.stack([one.top(3)[0][row] for one in found]), best.indices)
-            torch.testing.assert_close(torch.stack([one.top(3)[1][row] for one in found]), best.values)
-
-
-def test_what_comes_after_the_end_is_certain():
-    model = Table(torch.eye(N).roll(1, 1) * 5)
-    found = list(choices(model, [[3], [5]], 9, temperature=0, end=7))
-    rows_found = torch.stack([one.log_probabilities for one in found], 1)
-    assert (rows_found[0] < 0).all()
-    assert (rows_found[1, :2] < 0).all()
-    assert (rows_found[1, 2:] == 0).all()
 
 
 def test_more_than_the_context_holds_is_refused_before_anything_is_computed():
@@ -177,38 +106,6 @@ def test_a_generation_that_is_recorded_is_one_run_and_its_maps_are_those_of_the_
     assert len(recording.runs) == 1
     for layer in range(SIZES["layers"]):
         torch.testing.assert_close(recording.map(layer).dense(), whole.map(layer).dense())
-
-
-def test_what_was_generated_can_be_trained_on():
-    tokens = stack_tokens(MODEL.generate([1, 2], 5, seed=0))
-    MODEL(tokens).sum().backward()
-    MODEL.zero_grad()
-
-
-@pytest.fixture(scope="module")
-def writer():
-    """A model that speaks bytes: its first 256 tokens are those of GPT-2's encoding, and one more is the end."""
-    model = gpt2(vocabulary=257, width=32, heads=2, loud=3.0)
-    model.text = BytePair.train([], 257)
-    return model
-
-
-def test_a_model_without_the_end_of_its_tokenizer_generates_without_an_end():
-    model = gpt2(vocabulary=256, width=32, heads=2)
-    model.text = BytePair.train([], 257)
-    assert model.text.end == 256
-    assert len(list(model.generate([3, 1], 5, temperature=0))) == 5
-    assert model.get_end_settings()["end"] is None
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_pieces_of_text_are_the_text_of_the_tokens(writer, seed):
-    prompt = "né"
-    tokens = stack_tokens(writer.generate(writer.text.encode(prompt), 20, seed=seed))[0].tolist()
-    shown = list(writer.complete(prompt, 20, seed=seed))
-    ends = [n for n, token in enumerate(tokens) if token == writer.text.end]
-    assert "".join(shown) == writer.text.decode(tokens[: ends[0]] if ends else tokens)
-    assert all(shown)
 
 
 def test_a_text_ends_before_its_stop_string_and_before_the_end_of_text():
@@ -255,13 +152,6 @@ def test_settings_that_do_not_go_together_are_refused_at_once(asked, says):
         MODEL.generate([1], 3, **asked)
 
 
-def test_how_many_is_a_whole_number():
-    with pytest.raises(ConfigError, match="max_new_tokens"):
-        MODEL.generate([1], -1)
-    with pytest.raises(ConfigError, match="max_new_tokens"):
-        MODEL.generate([1], math.inf)
-
-
 @pytest.mark.parametrize("asked", [{"seed": 3}, {"temperature": 0, "beams": 2}])
 @pytest.mark.parametrize("convert", [numpy.int64, numpy.uint8, torch.tensor])
 def test_how_many_and_the_seed_are_integers_of_any_library(convert, asked):
@@ -274,11 +164,6 @@ def test_how_many_and_the_seed_are_integers_of_any_library(convert, asked):
 def test_what_is_no_seed_says_what_one_is(seed):
     with pytest.raises(ConfigError, match="seed must be a"):
         MODEL.generate([1, 2], 4, seed=seed)
-
-
-def test_choices_are_of_tokens_and_not_of_beams():
-    with pytest.raises(ConfigError, match="a beam search chooses sequences"):
-        choices(MODEL, [1], 3, beams=2)
 
 
 @st.composite
@@ -309,32 +194,8 @@ def test_a_stop_string_ends_the_text_before_it_wherever_it_is_cut(found, stops):
     assert pieces.has_stopped == bool(ends)
 
 
-def test_nothing_is_held_back_that_cannot_begin_a_stop_string():
-    pieces = PieceDecoder(["END"])
-    assert [pieces.add(part) for part in (b"the E", b"N", b"D of E")] == ["the ", "", ""]
-    pieces = PieceDecoder(["END"])
-    assert [pieces.add(part) for part in (b"the E", b"N", b"N", b"E")] == ["the ", "", "ENN", ""]
-    assert pieces.add(b"", last=True) == "E"
-
-
-def test_a_stop_string_that_begins_again_within_itself_is_held_back_whole():
-    pieces = PieceDecoder(["aab"])
-    assert [pieces.add(part) for part in (b"caa", b"a", b"b")] == ["c", "a", ""]
-    assert pieces.has_stopped
-
-
-@pytest.mark.parametrize("parts", [[b"abcd"], [b"ab", b"cd"], [b"a", b"b", b"c", b"d"]])
-def test_of_two_stop_strings_the_one_complete_first_counts(parts):
-    pieces = PieceDecoder(["abcd", "bc"])
-    assert "".join(map(pieces.add, parts)) == "a"
-
-
 def test_half_a_character_waits_and_is_written_at_the_end():
     pieces = PieceDecoder()
     assert [pieces.add(bytes([byte])) for byte in "é€".encode()] == ["", "é", "", "", "€"]
     assert pieces.add("€".encode()[:2]) == ""
     assert pieces.add(b"", last=True) == "\ufffd"
-
-
-def test_bytes_that_are_no_text_do_not_stop_what_follows():
-    assert PieceDecoder().add(b"a\xffb", last=True) == "a\ufffdb"

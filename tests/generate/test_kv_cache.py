@@ -53,41 +53,6 @@ def test_keys_are_the_same_to_the_first_queries_and_to_later_ones(cuts, dtype, s
     assert keys.dtype == expected.dtype or (keys.dtype == dtype and len(cuts) == 1)
 
 
-def test_one_text_without_a_batch_axis_is_read_in_pieces_too():
-    tokens = torch.tensor(rows(11)[0])
-    cache = Cache(LAYERS, 11)
-    with torch.no_grad():
-        assert_equal(torch.cat([MODEL(part, cache) for part in tokens.split([3, 1, 7])]), MODEL(tokens))
-
-
-def test_a_cache_of_another_class_needs_no_argument_for_a_dtype():
-    tokens, cache = torch.tensor(rows(11)), ConcatenatingCache()
-    with torch.no_grad():
-        assert_equal(torch.cat([MODEL(part, cache) for part in tokens.split([3, 1, 7], 1)], 1), MODEL(tokens))
-
-
-class ConcatenatingCache:
-    """A cache as somebody may write it: the past of a layer is asked for by its number alone."""
-
-    def __init__(self):
-        self.length, self.past = 0, [torch.empty(2, 1, 3, 0, 11, dtype=torch.float64)] * LAYERS
-
-    def extend(self, tokens):
-        self.length += tokens.shape[1]
-        return torch.arange(self.length - tokens.shape[1], self.length)
-
-    def layer(self, number):
-        def append(k, v):
-            start = self.past[number].shape[3]
-            self.past[number] = torch.cat([self.past[number], torch.stack([k, v])], 3)
-            return *self.past[number], start
-
-        return append
-
-    def select_wanted(self, x):
-        return x
-
-
 @settings(max_examples=limit_examples(20))
 @given(st.lists(st.integers(1, 11), min_size=2, max_size=5), st.integers(1, 5))
 def test_rows_of_unequal_length_go_on_as_each_would_alone(lengths, more):
@@ -100,17 +65,6 @@ def test_rows_of_unequal_length_go_on_as_each_would_alone(lengths, more):
         stepped = torch.cat([MODEL(torch.tensor(after)[:, n : n + 1], cache) for n in range(more)], 1)
         for row, (prompt, rest) in enumerate(zip(prompts, after, strict=True)):
             assert_equal(stepped[row], MODEL(torch.tensor([prompt + rest]))[0, len(prompt) :])
-
-
-def test_several_tokens_at_once_go_after_rows_of_unequal_length():
-    prompts, after = torch.tensor(rows(7, 7)), torch.tensor(rows(5, 5, seed=1))
-    cache = Cache(LAYERS, 12)
-    with torch.no_grad():
-        MODEL(prompts, cache)
-        cache.crop(torch.tensor([3, 7]))
-        read = MODEL(after, cache)
-        assert_equal(read[0], MODEL(torch.cat([prompts[0, :3], after[0]]))[3:])
-        assert_equal(read[1], MODEL(torch.cat([prompts[1], after[1]]))[7:])
 
 
 def test_keys_are_written_in_place_into_what_was_allocated_once():
@@ -132,15 +86,6 @@ def test_what_was_cropped_away_leaves_no_trace():
         MODEL(wrong, cache)
         cache.crop(5)
         assert_equal(MODEL(right, cache), MODEL(torch.cat([first, right], 1))[:, 5:])
-
-
-def test_lengths_that_become_equal_are_one_number_again():
-    cache = Cache(LAYERS, 7)
-    cache.extend(torch.zeros(2, 5, dtype=torch.int64))
-    cache.crop(torch.tensor([2, 5]))
-    assert isinstance(cache.lengths, torch.Tensor)
-    cache.crop(torch.tensor([2, 2]))
-    assert cache.lengths == 2
 
 
 def test_a_fork_goes_on_from_one_row_and_leaves_it_as_it_was():

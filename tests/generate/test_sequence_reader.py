@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from generate.small_models import SIZES, gpt2, rows, stack_tokens
-from regard import ConfigError, DataError, ShapeError
+from regard import DataError, ShapeError
 from regard.generate import PrefixCache
 from regard.generate.sequence_reader import SequenceReader, compute_logits, list_token_rows
 
@@ -40,20 +40,6 @@ def test_beyond_the_context_the_last_tokens_of_each_row_are_read_afresh():
         torch.testing.assert_close(found, expected, atol=1e-11, rtol=0)
 
 
-def test_a_prompt_beyond_the_context_is_its_last_tokens():
-    (prompt,) = rows(CONTEXT + 7)
-    torch.testing.assert_close(SequenceReader(MODEL, 1000).read([prompt])[0], read_last_logits(prompt), atol=1e-11, rtol=0)
-
-
-def test_what_is_gone_back_over_was_never_read():
-    reader = SequenceReader(MODEL, 20)
-    reader.read(rows(5))
-    reader.read(rows(3, seed=1))
-    reader.crop(5)
-    found = reader.read(rows(2, seed=2))
-    torch.testing.assert_close(found[0], read_last_logits(rows(5)[0] + rows(2, seed=2)[0]), atol=1e-11, rtol=0)
-
-
 def test_a_prefix_is_read_once_and_every_row_goes_on_from_it():
     (prefix,), after = rows(7), [[], *rows(3, 1, seed=1)]
     known = PrefixCache.read(MODEL, prefix)
@@ -62,30 +48,12 @@ def test_a_prefix_is_read_once_and_every_row_goes_on_from_it():
     assert torch.equal(found, stack_tokens(MODEL.generate(after, 5, temperature=0, after=known)))  # it is as it was
 
 
-def test_what_follows_a_prefix_reads_only_its_last_token_again():
-    read = []
-    hook = MODEL.register_forward_pre_hook(lambda module, args: read.append(tuple(args[0].shape)))
-    try:
-        known = PrefixCache.read(MODEL, rows(7)[0])
-        list(MODEL.generate([[], [3, 5]], 3, after=known))
-    finally:
-        hook.remove()
-    assert read == [(1, 7), (2, 3), (2, 1), (2, 1)]
-
-
 @pytest.mark.parametrize("size", [1, CONTEXT])
 def test_a_prefix_of_one_token_or_of_the_whole_context_serves_too(size):
     (prefix,) = rows(size)
     asked = {"temperature": 0, "past": "slide"}
     found = stack_tokens(MODEL.generate([[], [5]], 3, after=PrefixCache.read(MODEL, prefix), **asked))
     assert torch.equal(found, stack_tokens(MODEL.generate([prefix, [*prefix, 5]], 3, **asked)))
-
-
-def test_a_prefix_is_one_sequence_that_the_context_holds():
-    with pytest.raises(ShapeError, match="got 2"):
-        PrefixCache.read(MODEL, torch.zeros(2, 3, dtype=torch.int64))
-    with pytest.raises(ConfigError, match=f"has {CONTEXT + 1} tokens; the model reads at most {CONTEXT}"):
-        PrefixCache.read(MODEL, [1] * (CONTEXT + 1))
 
 
 @pytest.mark.parametrize("layers", [1, 3])

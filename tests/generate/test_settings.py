@@ -27,12 +27,6 @@ def test_the_documentation_has_every_setting_and_what_it_is_if_nothing_is_said()
         )
 
 
-def test_a_sequence_ends_with_its_last_tokens_alone():
-    asked = Settings(end=7, stop=[5, "cd"], text=Letters())
-    assert all(asked.has_ended(tokens) for tokens in ([7], [1, 5], [0, 2, 3]))
-    assert not any(asked.has_ended(tokens) for tokens in ([7, 1], [5, 1], [3, 2], [2, 3, 0]))
-
-
 def test_a_string_is_found_across_tokens_and_inside_one():
     class Wide:
         def bytes(self, ids):
@@ -42,12 +36,6 @@ def test_a_string_is_found_across_tokens_and_inside_one():
     assert Settings(stop="bc", text=Wide()).has_ended([0, 1])
     assert Settings(stop="é", text=Wide()).has_ended([2, 3])
     assert not Settings(stop="é", text=Wide()).has_ended([0, 2])
-
-
-@pytest.mark.parametrize("stop", [5, "5", ["5"], (5, "x")])
-def test_one_stop_is_as_good_as_a_list_of_one(stop):
-    asked = Settings(stop=stop, text=Letters())
-    assert asked.stops == (list(stop) if isinstance(stop, list | tuple) else [stop])
 
 
 INTEGERS = [5, np.int64(5), np.uint8(5), torch.tensor(5), torch.tensor([5])]
@@ -73,11 +61,6 @@ def test_an_integer_of_any_library_is_a_token_to_end_at(token):
         assert all(type(one) is int for one in settings.end_tokens)
         assert settings.has_ended([1, 5])
     assert type(Settings(end=token).padding_token([1])) is int
-
-
-@pytest.mark.parametrize("stop", [np.array([5, 7]), torch.tensor([5, 7]), {5, 7}, range(5, 9, 2), (5, np.int32(7))])
-def test_several_tokens_of_any_library_are_those_to_stop_at(stop):
-    assert Settings(stop=stop).end_tokens == {5, 7}
 
 
 @pytest.mark.parametrize("wrong", NO_STOPS)
@@ -107,11 +90,6 @@ def test_an_end_outside_the_vocabulary_is_refused_before_anything_is_read(name, 
         generate(model, [1, 2], 3, **{name: token})
     assert not model.calls
     assert len(list(generate(model, [1, 2], 3, **{name: 16}, temperature=0))) > 0
-
-
-def test_what_follows_an_end_is_the_end_of_text_or_where_there_is_none_the_same_again():
-    assert Settings(end=7).padding_token([1, 3]) == 7
-    assert Settings().padding_token([1, 3]) == 3
 
 
 def test_an_unknown_setting_is_named():

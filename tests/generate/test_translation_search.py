@@ -89,20 +89,6 @@ def test_a_translation_and_its_attention_do_not_depend_on_the_batch(kind, beams,
             assert not rows[..., keys:].any()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["plain", "additive", "transformer"])
-def test_nor_on_how_many_there_are_where_other_kernels_are_quicker_for_many(kind):
-    other = {"width": 96} if kind == "transformer" else {"width": 64, "hidden": 256}
-    model, sources = make_translator(kind, 0, torch.float32, 1.0, **other), sentences(*[9, 10, 11, 12] * 16)
-    terms = (4 * 96 if kind == "transformer" else 3 * 256 + 64) + EXPONENTIAL
-    most = score_bound(model, sources[:7], terms, torch.float32, longest=5)
-    batch = translate(model, sources, end=END, longest=5)
-    for source, together in zip(sources[:7], batch, strict=False):
-        (found,) = translate(model, [source], end=END, longest=5)
-        assert found.tokens == together.tokens
-        assert abs(found.score - together.score) < most
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0])
 def test_the_score_is_the_log_probability_over_the_length(kind, length_penalty):
@@ -147,16 +133,6 @@ def endless(**other):
         model.vocabulary.head.bias = torch.nn.Parameter(torch.zeros(VOCABULARY).double())
         model.vocabulary.head.bias[END] = -50
     return model
-
-
-def test_the_end_is_the_last_token_where_a_sentence_ends():
-    model = make_translator("additive", loud=3.0)
-    with torch.no_grad():
-        model.vocabulary.words.weight[END].mul_(3)
-    found = translate(model, sentences(*range(1, 30)), end=END)
-    ended = [one.tokens for one in found if END in one.tokens]
-    assert ended
-    assert all(tokens.index(END) == len(tokens) - 1 for tokens in ended)
 
 
 @pytest.mark.slow

@@ -164,14 +164,6 @@ def test_other_settings_than_those_of_the_folder_are_refused(place, settings, na
         build(place, "whole", **settings)
 
 
-def test_another_model_is_refused(place):
-    model = make_model()
-    with torch.no_grad():
-        model.blocks[0].attention.out_proj.weight[0, 0] += 1
-    with pytest.raises(ConfigError, match="is an atlas with weights"):
-        regard.atlas(model, place / "texts.jsonl", place / "whole", **SETTINGS)
-
-
 @pytest.mark.slow
 def test_other_texts_are_refused(place, tmp_path):
     with pytest.raises(ConfigError, match="is an atlas with corpus"):
@@ -215,44 +207,6 @@ def test_a_plan_that_is_none_is_refused(tmp_path, data):
     (tmp_path / "atlas.json").write_bytes(data)
     with pytest.raises(DataError, match=r"atlas\.json cannot be read"):
         merge_atlas(tmp_path)
-
-
-def test_a_missing_shard_is_named(place):
-    build(place, "missing", shard=(0, 2))
-    with pytest.raises(DataError, match="shard 1 of 9 is missing"):
-        merge_atlas(place / "missing")
-    with pytest.raises(DataError, match="holds no atlas"):
-        merge_atlas(place / "nothing")
-
-
-def test_what_cannot_be_read_is_refused_before_anything_is_computed(place):
-    with pytest.raises(DataError, match="no document of 32 tokens or more"):
-        regard.atlas(regard.GPT2.load(place / "model"), ["the cat sat"], place / "short", **SETTINGS)
-    assert not (place / "short").exists()
-    for settings, sentence in (
-        ({"engine": "spark"}, "engine"),
-        ({"tokens": 8}, "tokens"),
-        ({"documents": 0}, "documents"),
-        ({"shard": (2, 2)}, "shard must be"),
-        ({"scores": [lambda m: m]}, "scores must be functions"),
-    ):
-        with pytest.raises(ConfigError, match=sentence):
-            build(place, "refused", **settings)
-    assert not (place / "refused").exists()
-
-
-@pytest.mark.slow
-def test_a_score_of_the_user_stands_beside_the_others(place):
-    def largest(m):
-        """Return the largest weight of each query."""
-        return m.overview().largest
-
-    table = build(place, "own", scores=[largest])
-    assert all(0 < row.scores["largest"].low < row.scores["largest"] < row.scores["largest"].high < 1 for row in table)
-    definition = "Return the largest weight of each query."
-    assert table.definitions == read_atlas(place / "own").plan.definitions == {"largest": definition}
-    assert "<option>largest</option>" in (place / "own" / "site" / "index.html").read_text()
-    assert definition in (place / "own" / "site" / "0.0.html").read_text()
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.errors import DataError
@@ -16,7 +16,6 @@ def write(folder, source, **settings):
     return write_documents(source, lambda text: [ord(letter) for letter in text], lambda ids: chr(ids[0]), places, **given)
 
 
-@settings(max_examples=30)
 @given(
     st.lists(st.text("abc ", min_size=1, max_size=300).filter(str.strip), min_size=1, max_size=6),
     st.integers(SHORTEST + 1, 90),

@@ -46,22 +46,6 @@ def test_bare_to_linear_and_back_is_the_same_function_with_the_same_gradients():
         assert torch.equal(getattr(linear.to_bare(), name), getattr(bare, name))
 
 
-def test_conversion_copies_and_draws_nothing():
-    bare = BareSelfAttention(D_IN, D_OUT).eval()
-    state = torch.get_rng_state()
-    linear = bare.to_linear()
-    assert torch.equal(torch.get_rng_state(), state)
-    assert not linear.training
-    with torch.no_grad():
-        bare.W_query.zero_()
-    assert (linear.W_query.weight != 0).any()
-
-
-def test_a_bias_has_no_place_among_bare_parameters():
-    with pytest.raises(ConfigError, match="qkv_bias=False"):
-        SelfAttention(D_IN, D_OUT, qkv_bias=True).to_bare()
-
-
 @pytest.mark.parametrize("make", [BareSelfAttention, SelfAttention])
 def test_steps_have_the_rank_of_x_and_end_in_forward_s_context(make):
     layer = make(D_IN, D_OUT).double()

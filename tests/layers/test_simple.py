@@ -25,10 +25,6 @@ def test_steps_and_forward_agree_with_and_without_a_batch():
     assert layer.steps(x).weights.shape == (B, T, T)
 
 
-def test_nothing_is_to_be_trained():
-    assert list(SimpleSelfAttention().parameters()) == []
-
-
 @pytest.mark.parametrize("shape", [(D,), (1, B, T, D)])
 def test_other_ranks_are_refused(shape):
     with pytest.raises(ShapeError, match=r"x must be \(t, d_in\) or \(b, t, d_in\)"):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bounds import assert_within
 from map.map_bounds import additive_score_error, map_bounds
 from regard import AttentionMap, Causal, ConfigError, Given, Padding, ShapeError, Window
-from regard.map import Pyramid, additive, compiled_passes, plane
+from regard.map import Pyramid, additive, plane
 from regard.mechanism.additive import attend_additive
 from regard.mechanism.heads import share
 from regard.mechanism.request import make_request
@@ -181,28 +181,6 @@ def test_many_scores_are_computed_on_several_threads_and_are_the_same(monkeypatc
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
-def test_halves_are_raised_to_single_precision_and_nothing_else(dtype):
-    q, k, weight = tensors(dtype)
-    found = AttentionMap(q, k, Padding([K, 9]), weight=weight).dense()
-    assert found.dtype == torch.promote_types(dtype, torch.float32)
-    q, k, weight = q.double(), k.double(), weight.double()
-    exact = attend_additive(q, k, k, weight, Padding([K, 9])).weights
-    allowed = 1e-12 if dtype == torch.float64 else map_bounds(AttentionMap(q, k, Padding([K, 9]), weight=weight)).weights
-    assert_within(found, exact, allowed)
-
-
-@pytest.mark.slow
-def test_autocast_rounds_nothing():
-    q, k, weight = tensors(torch.float32)
-    plain = AttentionMap(q, k, weight=weight).dense()
-    with torch.autocast("cpu", torch.bfloat16):
-        found = AttentionMap(q, k, weight=weight)
-        assert torch.equal(found.dense(), plain)
-        assert torch.equal(found[0, 0, 3], plain[0, 0, 3])
-
-
-@pytest.mark.slow
 def test_a_nan_stays_in_the_rows_that_it_is_in():
     for quick in (8, 2**16):  # numbers; those in the second go through the compiled loops
         q, k, weight = torch.randn(1, 1, quick // 8, 8), torch.randn(1, 1, 9, 8), torch.randn(8)
@@ -221,16 +199,6 @@ def test_its_map_takes_part_in_gradients_of_the_values():
     given, v.grad = v.grad, None
     (attend_additive(q, k, v, weight, Causal()).context).square().sum().backward()
     close(given, v.grad)
-
-
-def test_it_keeps_its_weight_and_says_that_it_is_additive():
-    q, k, weight = tensors(torch.float32)
-    found = AttentionMap(q, k, Causal(), weight=weight)
-    assert found.nbytes == q.nbytes + k.nbytes + weight.nbytes
-    assert "additive" in repr(found)
-    assert not compiled_passes.can_run_compiled(plane.Plane(found.planes.request, 0, 0))
-    learnt = torch.nn.Parameter(weight)
-    assert not AttentionMap(q, k, weight=learnt).dense().requires_grad
 
 
 def test_a_weight_that_does_not_fit_is_refused():

@@ -1,13 +1,11 @@
-import dataclasses
 import math
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bounds import EXPONENTIAL, SMALLEST, assert_within, entropy_bound, gamma
+from bounds import EXPONENTIAL, assert_within, entropy_bound, gamma
 from map.map_bounds import map_bounds
 from regard import (
     AttentionMap,
@@ -22,7 +20,7 @@ from regard import (
     Window,
     attend,
 )
-from regard.map import passes, plane, triton_passes
+from regard.map import plane
 from run_limits import limit_examples
 from strategies import requests
 
@@ -115,55 +113,6 @@ def test_the_mass_of_a_set_of_keys_is_the_sum_of_their_columns(rule, sinks):
         close(found.mass(keys), weights[..., keys].sum(-1))
 
 
-def test_many_pairs_of_a_query_and_a_key_are_computed_one_by_one(monkeypatch):
-    found, weights = both(
-        softcap=2.0, bias=torch.randn(H, Q, K, dtype=torch.float64), sinks=torch.zeros(H, dtype=torch.float64)
-    )
-    b, h = torch.arange(500) % B, torch.arange(500) % H
-    i, j = torch.randint(Q, (500,)), torch.randint(K, (500,))
-    found.logsumexp()
-    scored = []
-    inner = plane.Plane.compute_scores
-    monkeypatch.setattr(plane.Plane, "compute_scores", lambda self, *args: scored.append(args) or inner(self, *args))
-    close(found[b, h, i, j], weights[b, h, i, j])
-    close(found[1, 2, range(K), range(K)], weights[1, 2].diagonal())
-    assert not scored
-    close(found[0, 0, 5, :9], weights[0, 0, 5, :9])
-    assert scored
-
-
-def test_what_rows_are_divided_by_is_found_once(monkeypatch):
-    found, weights = both(Causal() & Window(40))
-    walks = []
-    runs = plane.Plane.iterate_runs
-    monkeypatch.setattr(plane.Plane, "iterate_runs", lambda self, *args: walks.append(self) or runs(self, *args))
-    found.diagonal(1)
-    assert len(walks) == B * H
-    found.diagonal(2)
-    found.mass(slice(0, 9))
-    found.tile(slice(0, 90), slice(10, 50), 5)
-    close(found[..., 7], weights[..., 7])
-    assert len(walks) == B * H
-
-
-@pytest.mark.slow
-def test_a_long_diagonal_is_answered_without_its_matrix():
-    from benchmarks.timing import measure_peak_megabytes
-
-    q, k = torch.randn(2, 1, 1, 16_411, 16)
-    found = AttentionMap(q, k, Causal())
-    found.logsumexp()
-    t = range(16_411)
-    asked = [lambda: found[0, 0, t, t], lambda: found.diagonal(5), lambda: found.mass(slice(0, 4))]
-    for ask in asked:
-        peak = measure_peak_megabytes(ask)
-        assert peak is None or peak < 200
-    weights = found.diagonal(0)[0, 0]
-    score = gamma(torch.float32, 16 + 4) * (q * k)[0, 0].double().abs().sum(-1) / 4  # what rows are divided by is the same
-    allowed = 2 * weights.double() * (score.expm1() + gamma(torch.float32, EXPONENTIAL)) + SMALLEST
-    assert_within(found[0, 0, t, t], weights, allowed)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 def test_an_overview_holds_every_statistic_of_one_traversal(rule):
@@ -180,17 +129,6 @@ def test_an_overview_holds_every_statistic_of_one_traversal(rule):
     close(seen.distance, (weights * positions).sum(-1), atol=1e-9)
     close(seen.mean, pool_weights(weights, 256, 256, "mean"))
     close(seen.max, pool_weights(weights, 256, 256, "max"))
-
-
-def test_an_overview_walks_once(monkeypatch):
-    found, _ = both()
-    walks = []
-    runs = plane.Plane.iterate_runs
-    monkeypatch.setattr(plane.Plane, "iterate_runs", lambda self, *args: walks.append(self) or runs(self, *args))
-    found.overview()
-    assert len(walks) == B * H
-    found.logsumexp()  # the denominators were kept
-    assert len(walks) == B * H
 
 
 def pool_weights(weights, rows, columns, how):
@@ -288,13 +226,6 @@ def test_any_mixture_of_ints_slices_and_lists_gives_what_it_gives_on_the_dense_t
     close(found[tuple(index)], weights[tuple(index)])
 
 
-def test_a_row_costs_a_row(monkeypatch):
-    found, weights = both()
-    monkeypatch.setattr(plane.Plane, "iterate_runs", lambda *_: pytest.fail("a traversal of the whole matrix"))
-    close(found[1, 2, 77], weights[1, 2, 77])
-    close(found[1, 2, 77, 3], weights[1, 2, 77, 3])
-
-
 def test_a_smaller_map_shares_memory_and_keeps_four_axes():
     found, weights = both(Padding([200, 90]) & Causal())
     part = found.select(batch=1, heads=[4, 0])
@@ -341,17 +272,6 @@ def test_entries_and_sums_are_exact(dtype, rule):
     assert_within(found.entropy(), -(exact * logarithm(exact)).sum(-1), entropy_bound(torch.float32, allowed, exact))
 
 
-def test_large_scores_lose_no_digits_to_their_logarithm():
-    torch.manual_seed(0)
-    q = torch.randn(1, 1, 50, 16) * 20
-    k = torch.randn(1, 1, 60, 16).round() * 20  # scores near 1000
-    found = AttentionMap(q.round(), k)
-    exact = attend(q.round().double(), k.double(), k.double()).weights
-    found.logsumexp()
-    allowed = map_bounds(AttentionMap(q.round().double(), k.double()), exact_scores=True)
-    assert_within(found[0, 0, :, :30], exact[0, 0, :, :30], allowed.weights[0, 0, :, :30])
-
-
 def test_a_certificate_measures_row_sums_and_notices_a_changed_query():
     q, k = tensors(torch.float32)
     found = AttentionMap(q, k, Causal() & Padding([K, 0]), sinks=torch.zeros(H))
@@ -373,11 +293,6 @@ def test_the_certificate_of_a_map_with_a_nan_is_nan(dtype, head):
     q, k = tensors(dtype)
     q[0, head, 5] = torch.nan
     assert math.isnan(AttentionMap(q, k, Causal()).certificate(rows=Q).error)
-
-
-def test_a_certificate_of_rows_that_see_neither_keys_nor_a_sink_has_no_error():
-    q, k = tensors(torch.float64)
-    assert AttentionMap(q, k, Padding([K, 0]), sinks=torch.full((H,), -torch.inf)).certificate(rows=Q).error < 1e-12
 
 
 def test_what_is_stored_grows_with_the_tokens_and_not_with_their_square():
@@ -458,54 +373,6 @@ def test_autocast_does_not_round_what_a_map_computes():
             assert torch.equal(ask(), expected)
 
 
-@pytest.mark.parametrize("rule", [Causal(), Documents(torch.tensor([[0, 0, 0, 1, 1, 1, 1]])), Window(2)], ids=str)
-@pytest.mark.parametrize(
-    ("batch", "heads"), [([], slice(None)), (slice(0, 0), [1]), (slice(None), []), ([], []), (slice(1, 1), slice(0, 2))]
-)
-def test_a_map_without_rows_or_heads_has_the_shape_of_an_empty_tensor_and_refuses_to_be_computed(rule, batch, heads):
-    q, k = torch.randn(2, 4, 7, 6), torch.randn(2, 2, 7, 6)
-    m = AttentionMap(q, k, rule)
-    smaller, dense = m.select(batch, heads), m.dense()[batch][:, heads]
-    assert smaller.shape == dense.shape
-    for index in ((), (..., 2), (slice(None), slice(None), 3), (slice(None), slice(None), slice(2, 2))):
-        assert smaller[index].shape == dense[index].shape
-    for ask in (smaller.dense, smaller.overview, lambda: smaller.pooled(2, 3), lambda: smaller.top(2)):
-        with pytest.raises(ShapeError, match="holds no matrix"):
-            ask()
-
-
-def test_a_map_without_queries_or_keys_has_no_weights_and_every_shape():
-    q, k = torch.randn(1, 2, 7, 6), torch.randn(1, 2, 7, 6)
-    for m in (AttentionMap(q[:, :, :0], k), AttentionMap(q, k[:, :, :0])):
-        b, h, n, keys = m.shape
-        assert m.dense().shape == m.shape == m[...].shape
-        assert m.overview().received.shape == (b, h, keys)
-        assert m.overview().entropy.shape == (b, h, n)
-        assert m.pooled(2, 2).shape == (b, h, 2, 2)
-        assert (m @ torch.randn(b, h, keys, 3)).shape == (b, h, n, 3)
-        if not keys:
-            with pytest.raises(ConfigError, match="n must be at least 1"):
-                m.top(1)
-
-
-def test_products_again_and_again_keep_the_denominators_once():
-    torch.manual_seed(0)
-    found = AttentionMap(torch.randn(1, 2, 300, 8), torch.randn(1, 2, 300, 8), Causal())
-    v = torch.randn(1, 2, 300, 4)
-    sizes = [found.nbytes for _ in range(3) if (found @ v, found.mT @ v)]
-    assert sizes == [sizes[0]] * 3
-
-
-def test_threads_that_ask_at_once_find_the_denominators_of_many_matrices():
-    windows = torch.randn(40, 8, 5, 4)
-    for _ in range(20):
-        found = AttentionMap(windows, windows)
-        found.overview()
-        with ThreadPoolExecutor(4) as pool:
-            seen = list(pool.map(lambda n, found=found: found[n, 3, 2].sum(), range(40)))
-        assert torch.allclose(torch.stack(seen), torch.ones(40))
-
-
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # of torch's forward derivatives
 @pytest.mark.parametrize("k", [7, 600])
 @pytest.mark.parametrize(
@@ -527,30 +394,3 @@ def test_inside_a_transform_of_torch_func_a_map_has_the_same_numbers(transform, 
     expected = AttentionMap(q, keys)
     for one, other in zip(numbers, (expected.dense(), expected.overview().entropy), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
-
-
-def test_statistics_are_printed_as_shapes():
-    q, k = torch.randn(2, 2, 3, 7, 5)
-    found = AttentionMap(q, k).overview()
-    name, *lines, end = repr(found).splitlines()
-    assert (name, end) == ("Overview(", ")")
-    assert [line.split()[0] for line in lines] == [one.name for one in dataclasses.fields(found)]
-    assert "  received  (2, 3, 7) float32" in lines
-
-
-@pytest.mark.parametrize("applies", [True, False])
-def test_what_a_pass_on_a_gpu_gives_for_each_matrix_is_the_answer_of_all(applies, monkeypatch):
-    def gather_each(planes, rows, columns):
-        return [passes.gather_with_picture(one, rows, columns, passes.ROWS) for one in planes] if applies else None
-
-    q, k = torch.randn(2, 3, 19, 5, dtype=torch.float64), torch.randn(2, 3, 23, 5, dtype=torch.float64)
-    expected = attend(q, k, k, Causal()).weights
-    monkeypatch.setattr(triton_passes, "can_run_triton", lambda plane: True)
-    monkeypatch.setattr(triton_passes, "gather_statistics", gather_each)
-    m = AttentionMap(q, k, Causal())
-    found = m.overview()
-    torch.testing.assert_close(found.mean, expected, rtol=0, atol=1e-12)
-    torch.testing.assert_close(found.largest, expected.amax(-1), rtol=0, atol=1e-12)
-    torch.testing.assert_close(found.received, expected.sum(2), rtol=0, atol=1e-12)
-    torch.testing.assert_close(AttentionMap(q, k, Causal()).received(), expected.sum(2), rtol=0, atol=1e-12)
-    torch.testing.assert_close(m.pooled(1, 1, "sum")[..., 0, 0], expected.sum((2, 3)), rtol=0, atol=1e-12)

@@ -1,7 +1,6 @@
 """An AttributionMap is the matrix of its entries, whatever the mask, the groups and the way it is asked."""
 
 import itertools
-import math
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bounds import sum_bound
-from regard import AttentionMap, Causal, Window
+from regard import AttentionMap, Causal
 from regard.errors import ConfigError, ShapeError
 from regard.map.attribution_map import AttributionMap
 from regard.map.pooling import bin_edges
@@ -88,21 +87,6 @@ def test_bins_hold_the_signed_mean_the_sum_or_the_entry_largest_in_size(one, row
                 assert torch.allclose(pictures["max"][:, :, r, c].abs(), part.abs().amax(-1), rtol=0, atol=EQUAL)
 
 
-@given(attributions(), st.data(), st.sampled_from(["mean", "sum", "max"]))
-def test_a_tile_is_the_picture_of_its_part(one, data, how):
-    found, asked = one
-    expected, spans = dense(found, asked), []
-    for size in found.shape[2:]:
-        start = data.draw(st.integers(0, size))
-        spans.append(slice(start, data.draw(st.integers(start, size))))
-    counts = [max(span.stop - span.start, 1) for span in spans]
-    part = expected[:, :, spans[0], spans[1]]
-    tile = found.tile(*spans, counts, how)
-    assert tile.shape[2:] == tuple(counts)
-    assert torch.allclose(tile[:, :, : part.shape[2], : part.shape[3]], part, rtol=0, atol=EQUAL)
-    assert found.tile(*spans, 1, "sum").flatten(2).allclose(part.sum((2, 3)).unsqueeze(-1), rtol=0, atol=EQUAL)
-
-
 @given(requests(torch.float64))
 def test_the_gradient_of_the_scores_is_that_of_the_softmax(asked):
     """Beside autograd through the formula, in which the scores of hidden keys are -inf."""
@@ -117,19 +101,6 @@ def test_the_gradient_of_the_scores_is_that_of_the_softmax(asked):
     assert AttributionMap.of_scores == AttributionMap.differentiate_scores  # its earlier name
     assert torch.allclose(found.dense(), expected.nan_to_num(), rtol=0, atol=EQUAL)
     assert torch.allclose(found.row_sums(), expected.nan_to_num().sum(-1), rtol=0, atol=EQUAL)
-
-
-@given(attributions(), st.data())
-def test_parts_are_those_of_the_whole(one, data):
-    found, asked = one
-    expected, (b, h, q, k) = dense(found, asked), found.shape
-    batch = data.draw(st.lists(st.integers(0, b - 1), min_size=1, max_size=2))
-    heads = data.draw(st.lists(st.integers(0, h - 1), min_size=1, max_size=3))
-    smaller = found.select(batch=batch, heads=heads)
-    assert smaller.shape == (len(batch), len(heads), q, k)
-    assert torch.allclose(smaller.dense(), expected[batch][:, heads], rtol=0, atol=EQUAL)
-    row = data.draw(st.integers(0, q - 1))
-    assert torch.allclose(found[:, heads[0], row], expected[:, heads[0], row], rtol=0, atol=EQUAL)
 
 
 @given(attributions(torch.float32))
@@ -184,28 +155,6 @@ def test_shapes_that_do_not_fit_are_refused(left, right):
     weights = AttentionMap(torch.randn(1, 2, 5, 3), torch.randn(1, 2, 6, 3))
     with pytest.raises(ShapeError, match=r"left|right"):
         AttributionMap(weights, torch.randn(left), torch.randn(right))
-
-
-def test_the_only_key_of_a_query_leaves_nothing_when_it_is_hidden():
-    q, k, v, g = torch.randn(4, 1, 2, 6, 4, dtype=torch.float64)
-    found = AttributionMap(AttentionMap(q, k, Causal()), g, v, factor="cut")
-    assert torch.allclose(found[:, :, 0, 0], -(g * v).sum(-1)[:, :, 0], rtol=0, atol=EQUAL)
-    assert found.dense().isfinite().all()
-    assert not found.dense().triu(1).any()
-
-
-def test_the_keys_of_the_top_entries_are_all_there_and_each_once():
-    q, k, v = (torch.randn(1, 1, n, 4, dtype=torch.float64) for n in (1, 40, 40))
-    found = AttributionMap(AttentionMap(q, k, Window(left=3, right=0), offset=39), torch.randn_like(q), v)
-    values, keys = found.top(40)
-    assert keys[0, 0, 0].sort().values.tolist() == list(range(40))
-    assert torch.equal(values, found.dense().gather(-1, keys))
-
-
-def test_the_certificate_of_what_is_no_number_is_no_number():
-    q = torch.randn(1, 1, 5, 4, dtype=torch.float64)
-    found = AttributionMap(AttentionMap(q, q, Causal()), q, torch.full_like(q, torch.nan))
-    assert math.isnan(found.certificate().error)
 
 
 @pytest.mark.parametrize("number", [-1e9, torch.finfo(torch.float32).min])

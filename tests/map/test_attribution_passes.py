@@ -12,7 +12,7 @@ from torch import Tensor
 from bounds import assert_within, gamma, sum_bound
 from map.map_bounds import map_bounds
 from map.test_compiled_passes import OPTIONS, RULES
-from regard import AttentionMap, Causal, Window
+from regard import AttentionMap, Causal
 from regard.map import attribution_passes, compiled_passes
 from regard.map.attribution_map import FACTORS, AttributionMap
 from regard.map.pooling import SignedPicture, bin_edges
@@ -115,14 +115,6 @@ def test_small_maps_of_every_kind_agree(asked, factor, data):
     compare_passes(single, exact, 1, *(bin_edges(0, size, n) for size, n in zip((q, k), bins, strict=True)))
 
 
-@pytest.mark.parametrize("size", [(1, 1), (3, K), (1000, 5)])
-def test_bins_may_be_larger_than_what_a_thread_takes_or_smaller_than_a_row(size):
-    torch.manual_seed(2)
-    shapes = ((1, 2, T, D), (1, 1, K, D), (1, 2, T, E), (1, 1, K, E))
-    single, exact = make_maps(*(torch.randn(shape) for shape in shapes), Causal(), "weights", {"offset": 901})
-    compare_passes(single, exact, 2, bin_edges(0, T, size[0]), bin_edges(0, K, size[1]))
-
-
 @pytest.mark.slow
 @pytest.mark.emulated
 @pytest.mark.parametrize("factor", FACTORS)
@@ -133,21 +125,6 @@ def test_a_tile_of_some_rows_and_keys_is_the_plain_ones(factor, rows, columns):
     shapes = ((1, 1, T, D), (1, 1, K, D), (1, 1, T, E), (1, 1, K, E))
     single, exact = make_maps(*(torch.randn(shape) for shape in shapes), Causal(), factor, {"offset": 901})
     compare_passes(single, exact, 2, bin_edges(*rows, min(7, rows[1] - rows[0])), bin_edges(*columns, 16))
-
-
-def test_an_overview_and_a_picture_take_the_compiled_pass_where_they_can(monkeypatch):
-    taken = []
-    gather = compiled_passes.gather_entries
-    monkeypatch.setattr(compiled_passes, "gather_entries", lambda *args: taken.append(args) or gather(*args))
-    q, k, v, g = torch.randn(4, 1, 1, 64, 8)
-    found, double = make_maps(q, k, g, v, Causal(), "weights", {})
-    found.overview()
-    found.pooled(3, 3)
-    found.tile(slice(9, 20), slice(30, 50), 3)
-    assert len(taken) == 3
-    assert not found.tile(slice(9, 9), slice(30, 50), 3).any()
-    double.overview()
-    assert len(taken) == 3
 
 
 @pytest.mark.parametrize("factor", FACTORS)
@@ -164,12 +141,3 @@ def test_a_nan_anywhere_goes_the_plain_way_and_comes_out(where, factor):
     assert (quick is None) == (not hidden)
     assert expected.row_sums.isnan().any() == (not hidden)
     assert torch.equal(found.overview(5).row_sums[0, 0].isnan(), expected.row_sums.isnan())
-
-
-def test_rows_in_half_precision_and_of_any_layout_in_memory_are_those_of_float32():
-    q, k, g, v = (x.bfloat16() for x in torch.randn(4, 1, 2, 75, 8))
-    half = AttributionMap(AttentionMap(q, k, Window(20, 3)), g, v)
-    turned = [x.float().transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, g, v)]
-    full = AttributionMap(AttentionMap(*turned[:2], Window(20, 3)), *turned[2:])
-    for name in ("row_sums", "column_sums", "largest", "mean", "max"):
-        assert torch.equal(getattr(half.overview(), name), getattr(full.overview(), name))

@@ -22,12 +22,5 @@ def test_a_visible_zero_is_1_and_a_hidden_one_is_0():
     assert encode_weights(weights).tolist() == [0, 0, 1, 65535 - 4096]
 
 
-def test_weights_are_left_as_they_were():
-    weights = torch.rand(7, 11, dtype=torch.float64)
-    before = weights.clone()
-    encode_weights(weights)
-    assert torch.equal(weights, before)
-
-
 def test_nan_has_no_code():
     assert encode_weights(torch.tensor([torch.nan, 1.0])).tolist() == [0, 65535]

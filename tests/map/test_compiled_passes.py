@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bounds import assert_within
-from map.map_bounds import assert_pictures_within, assert_rows_within, map_bounds, plane_bounds
+from map.map_bounds import assert_pictures_within, assert_rows_within, plane_bounds
 from regard import AttentionMap, Causal, Documents, Everything, Given, Padding, Prefix, Window
 from regard.map import compiled_passes, pass_inputs, pass_runner, passes, plane
 from regard.map.plane import Plane
@@ -135,32 +135,6 @@ def test_bins_may_be_larger_than_what_a_thread_takes_or_smaller_than_a_row(size)
     assert_pictures_within(found, reference, allowed, double)
 
 
-@pytest.mark.slow
-@pytest.mark.emulated
-@pytest.mark.parametrize("mask", [Causal(), Window(90, 700), Documents(torch.arange(K) // 337)], ids=repr)
-def test_blocks_of_many_rows_for_long_maps_are_the_same(mask, monkeypatch):
-    single, double = planes(mask, offset=901)
-    few = [
-        gather_statistics(single, 2, *bins_of_all()),
-        find_top(single, 2, 9),
-        compiled_passes.apply_weights(single, 2, torch.eye(K)[:, :99])[0],
-    ]
-    monkeypatch.setattr(pass_inputs, "LONG", 0)
-    pass_inputs.make_relative_plan.cache_clear()
-    assert next(iter(pass_inputs.make_plans(single))).rows == 64
-    many = [
-        gather_statistics(single, 2, *bins_of_all()),
-        find_top(single, 2, 9),
-        compiled_passes.apply_weights(single, 2, torch.eye(K)[:, :99])[0],
-    ]
-    pass_inputs.make_relative_plan.cache_clear()
-    allowed = plane_bounds(double)
-    assert_rows_within(many[0][0], few[0][0], allowed, double.offset)
-    assert_pictures_within(many[0][1], few[0][1], allowed, double)
-    assert_within(many[1][0], few[1][0], allowed.largest.unsqueeze(-1))
-    assert_within(many[2], few[2], allowed.product_bounds(torch.eye(K)[:, :99]))
-
-
 def bins_of_all():
     return bin_edges(0, T, 100), bin_edges(0, K, 256)
 
@@ -239,31 +213,6 @@ def test_planes_together_give_the_bits_of_each_alone(name, threads, count, monke
         assert all(torch.equal(x[n], y) for x, y in zip((values, keys), find_top(one, own, 5), strict=True))
 
 
-@pytest.mark.parametrize("planes", [3, 12])
-def test_a_nan_in_one_head_leaves_the_others_as_they_are(planes):
-    torch.manual_seed(3)
-    q, k = torch.randn(2, 1, planes, 70, D)
-    expected = AttentionMap(q, k, Causal()).overview()
-    q = q.clone()
-    q[0, 2, 9, 1] = math.nan
-    found = AttentionMap(q, k, Causal()).overview()
-    assert found.entropy.isnan().nonzero().tolist() == [[0, 2, 9]]
-    others = [head for head in range(planes) if head != 2]
-    for name, x in vars(expected).items():
-        assert torch.equal(getattr(found, name)[:, others], x[:, others]), name
-
-
-def test_scores_near_a_thousand_lose_nothing():
-    torch.manual_seed(0)
-    q, k = torch.randn(1, 1, 60, 16).round() * 20, torch.randn(1, 1, 80, 16).round() * 20
-    found = AttentionMap(q, k).overview()
-    double = AttentionMap(q.double(), k.double())
-    exact, allowed = double.overview(), map_bounds(double, exact_scores=True)
-    bounds = allowed.row_statistics(exact.logsumexp)
-    assert_within(found.largest, exact.largest, bounds["largest"])
-    assert_within(found.entropy, exact.entropy, bounds["entropy"])
-
-
 @pytest.mark.parametrize("where", ["q", "k"])
 def test_nan_and_infinity_go_the_plain_way_and_come_out(where):
     q, k = torch.randn(2, 1, 1, 50, 8)
@@ -271,32 +220,6 @@ def test_nan_and_infinity_go_the_plain_way_and_come_out(where):
     seen = AttentionMap(q, k, Causal()).overview()
     rows = seen.entropy[0, 0].isnan().nonzero().flatten().tolist()
     assert rows == ([7] if where == "q" else list(range(7, 50)))
-
-
-def test_an_overview_takes_the_compiled_pass_where_it_can(monkeypatch):
-    q = torch.randn(1, 1, 64, 8)
-    taken = []
-    gather = compiled_passes.gather_overview
-    monkeypatch.setattr(compiled_passes, "gather_overview", lambda *args: taken.append(args) or gather(*args))
-    AttentionMap(q, q, Causal()).overview()
-    assert len(taken) == 1
-    AttentionMap(q.double(), q.double()).overview()
-    assert len(taken) == 1
-
-
-@pytest.mark.parametrize("mask", [Window(40, 40), Causal(), ~Window(7, 200), Causal() & Window(500)], ids=repr)
-def test_one_table_for_many_runs_says_what_the_tables_of_each_say(mask):
-    q, k = torch.zeros(1, 1, 900, 4), torch.zeros(1, 1, K, 4)
-    single = Plane(make_request(q, k, k, mask, offset=96), 0, 0)  # parts left and right of the window are of one width
-    (shared,), (own,) = pass_inputs.make_plans(single), pass_inputs.make_general_plans(single, ((0, 900), (0, K)))
-    assert len(shared.table) < len(own.table)
-    for name in ("runs", "ranges"):
-        assert (getattr(shared, name) == getattr(own, name)).all()
-    for run in own.runs:
-        for line in range(run[4], run[5]):
-            (first, last, there), (_, _, here) = own.partial[line], shared.partial[line]
-            size = (run[1] - run[0]) * (last - first)
-            assert (shared.table[here : here + size] == own.table[there : there + size]).all()
 
 
 @pytest.mark.slow
@@ -315,28 +238,6 @@ def test_the_compiled_pass_scores_only_what_a_block_of_rows_may_see():
             count = split_keys(plan, run, start, stop, keys)
             scored += (stop - start) * keys[:count, 2].sum()
         assert scored < most
-
-
-@pytest.mark.parametrize(("queries", "bins"), [(1000, 100), (1000, 256), (1001, 256), (1024, 256), (40, 3)])
-def test_no_tile_reads_past_the_queries_that_the_compiled_pass_was_given(queries, bins):
-    from regard.compiled.register_tiles import ROWS
-
-    q = torch.zeros(1, 1, queries, D)
-    single, edges = Plane(make_request(q, q, q, Causal()), 0, 0), bin_edges(0, queries, bins).numpy()
-    scores, (plan,) = pass_inputs.make_score_inputs(single, edges), pass_inputs.make_plans(single)
-    for _, _, start, stop in pass_inputs.make_blocks(plan, edges):
-        rows = start - (start - stop) // ROWS * ROWS
-        assert (rows - 1) * scores.stride + D <= len(scores.q)
-
-
-@pytest.mark.parametrize("queries", [T, 8 * T])
-def test_queries_and_keys_may_lie_in_memory_in_any_way(queries):
-    together = torch.randn(1, queries, 3, 2, D)  # what one linear layer gives for two heads
-    q, k, _ = together.permute(2, 0, 3, 1, 4)
-    found, expected = AttentionMap(q, k, Causal()), AttentionMap(q.contiguous(), k.contiguous(), Causal())
-    assert torch.equal(found.overview().entropy, expected.overview().entropy)
-    wide = AttentionMap(q.mT.contiguous().mT, k.mT.contiguous().mT, Causal())
-    assert torch.equal(wide.overview().entropy, expected.overview().entropy)
 
 
 @pytest.mark.parametrize("function", ["find_top", "apply_weights", "apply_transposed_weights", "draw_picture"])

@@ -42,10 +42,3 @@ def test_a_bias_that_has_other_visible_entries_is_kept_whole_or_has_these():
     assert compress_bias(bias, hidden) is bias
     of_one = draw_streams()[:1].contiguous()
     assert compress_bias(of_one, (~VISIBLE).expand(B, 1, Q, K)) is of_one  # hidden for each batch row of its own
-
-
-def test_rows_that_see_nothing_do_not_matter():
-    bias, hidden = draw_streams(), ~VISIBLE[None, None].clone()
-    hidden[..., 5, :] = True
-    found = compress_bias(bias, hidden)
-    assert torch.equal(found.to_dense().where(~hidden, 0), bias.where(~hidden, 0))

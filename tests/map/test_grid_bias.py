@@ -60,11 +60,6 @@ def test_a_bias_with_one_other_entry_is_kept_whole(where):
         assert compress_bias(bias) is bias
 
 
-def test_an_image_of_few_pixels_and_a_bias_at_random_are_kept_whole():
-    for bias in (draw_grid(Grid(0, 2, 3)), torch.randn(B, H, 41, 41), torch.randn(B, H, 64, 64), torch.randn(B, H, 16, 64)):
-        assert compress_bias(bias) is bias
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
 @pytest.mark.parametrize("grid", [CLASS_TOKEN, IMAGE, SUBSAMPLED])
 def test_a_map_with_a_grid_is_that_of_the_whole_bias(grid, dtype):

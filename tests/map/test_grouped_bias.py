@@ -75,11 +75,6 @@ def test_a_bias_whose_hidden_keys_have_large_numbers_is_read_as_exactly_as_the_o
     assert difference[whole > -1e9].max() <= 1e-5
 
 
-def test_a_bias_of_half_precision_is_kept_whole():
-    bias = draw_image().bfloat16()
-    assert compress_bias(bias) is bias
-
-
 @pytest.mark.parametrize("size", [1.0, 1e3])
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
 def test_a_map_with_groups_is_that_of_the_whole_bias(dtype, size):

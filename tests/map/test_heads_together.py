@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from regard import AttentionMap, Causal, Padding
-from regard.map import compiled_passes, pass_inputs, passes
+from regard.map import compiled_passes, passes
 from regard.map.plane import Plane
 from regard.map.pooling import bin_edges
 from regard.mechanism.request import make_request
@@ -59,18 +59,6 @@ def test_a_nan_sends_only_its_own_head_through_the_plain_pass(name, monkeypatch)
         assert torch.equal(x[:, BAD].isnan(), exact[:, 0].isnan())
 
 
-@pytest.mark.parametrize("heads", [1, HEADS])
-@pytest.mark.parametrize("name", sorted(FUNCTIONS))
-def test_each_result_keeps_its_own_memory_alone(name, heads):
-    q, k, _ = make_inputs()
-    m = AttentionMap(q[:, :heads], k[:, :heads], Causal())
-    found = FUNCTIONS[name](m)
-    below = [x for h in range(heads) for x in vars(m.planes.get_denominators(next(p for p in m.planes if p.h == h))).values()]
-    assert all(x.untyped_storage().nbytes() == x.nbytes for x in found)
-    assert len({x.untyped_storage().data_ptr() for x in found}) == len(found)
-    assert all(x.untyped_storage().nbytes() <= heads * x.nbytes for x in below)
-
-
 @pytest.mark.parametrize(("rows", "heads"), [(16, 2), (3, 4), (2, 5), (1, 16), (40, 1)])
 def test_groups_of_heads_that_share_a_plan_take_all_threads(rows, heads, monkeypatch):
     threads = 8
@@ -95,27 +83,3 @@ def test_groups_in_parallel_give_the_bits_of_one_thread(rows, heads, threads):
     assert torch.equal(found.received, expected.received)
     assert torch.equal(picture.sum, other.sum)
     assert torch.equal(picture.max, other.max)
-
-
-@pytest.mark.parametrize("queries", [T, 4 * T])
-@pytest.mark.parametrize("layout", ["numbers apart", "negated", "repeated"])
-def test_queries_and_keys_are_read_where_they_are(layout, queries):
-    torch.manual_seed(6)
-    q, k = torch.randn(1, 4, queries, 8), torch.randn(1, 2, T, 8)
-    if layout == "numbers apart":
-        given = [x.mT.contiguous().mT for x in (q, k)]
-    elif layout == "negated":  # what is imaginary in a conjugate is negated when it is read
-        given = [torch.complex(x, -x).conj().imag for x in (q, k)]
-    else:
-        q, k = q[..., :1].expand(q.shape), k[:, :, :1].expand(k.shape)
-        given = [q, k]
-    q, k = q.contiguous(), k.contiguous()
-    found, expected = AttentionMap(given[0], given[1], Causal()), AttentionMap(q, k, Causal())
-    for name, x in vars(expected.overview()).items():
-        assert torch.equal(getattr(found.overview(), name), x)
-    assert all(torch.equal(x, y) for x, y in zip(found.top(4), expected.top(4), strict=True))
-    planes = list(found.planes)
-    if layout != "negated":
-        located = pass_inputs.locate_planes(planes, range(4)).lines
-        assert located[:, 1].tolist() == [given[0][0, h].data_ptr() for h in range(4)]
-        assert located[:, 2].tolist() == [given[1][0, h // 2].data_ptr() for h in range(4)]

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard import AttentionMap, Causal, Padding
+from regard import AttentionMap
 from regard.map.compressed_bias import compress_bias
 from regard.map.hiding_bias import find_hiding_bias
 from regard.map.relative_bias import RelativeBias
@@ -54,13 +54,6 @@ def test_a_number_that_is_added_or_filled_in_hides(number, dtype):
         assert torch.equal(bias > level, seen.expand(B, H, Q, K))
 
 
-def test_several_numbers_that_hide_do_so_together():
-    q, k, _ = draw_inputs(2)
-    bias = torch.zeros(1, 1, Q, K)
-    bias[..., 0], bias[..., 2], bias[..., 3] = SMALLEST, -1e9, -math.inf
-    assert find_level(AttentionMap(q, k, bias=bias)) == torch.tensor(-1e9)
-
-
 @pytest.mark.parametrize("t", [13, 997])
 @pytest.mark.parametrize("number", [None, -math.inf])
 def test_a_bias_that_falls_with_distance_hides_nothing(t, number):
@@ -81,22 +74,8 @@ def test_what_hides_beside_a_bias_that_falls_with_distance_is_found_by_its_diago
     assert find_level(m) == torch.tensor(number)
 
 
-@pytest.mark.parametrize("wrong", [math.nan, math.inf])
-def test_nothing_is_said_beside_scores_that_are_not_finite(wrong):
-    q, k, _ = draw_inputs(3)
-    q[0, 0, 0, 0] = wrong
-    assert find_level(AttentionMap(q, k, bias=torch.zeros(K).masked_fill(torch.arange(K) == 1, SMALLEST))) == -math.inf
-
-
 def test_a_number_does_not_hide_beside_scores_as_large():
     q, k, _ = draw_inputs(4, size=1e4)
     bias = torch.zeros(K).masked_fill(torch.arange(K) == 1, -1e4)
     assert find_level(AttentionMap(q, k, bias=bias)) == -math.inf
     assert find_level(AttentionMap(q, k, bias=bias, softcap=50.0)) == -1e4
-
-
-def test_a_map_without_a_bias_or_without_keys_hides_nothing_by_it():
-    q, k, _ = draw_inputs(5)
-    assert find_level(AttentionMap(q, k, Causal() & Padding([3, K]))) == -math.inf
-    assert find_level(AttentionMap(q, k[:, :, :0], bias=torch.zeros(Q, 0))) == -math.inf
-    assert find_level(AttentionMap(q[:, :, :0], k, bias=torch.full((K,), SMALLEST))) == SMALLEST

@@ -9,9 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard.errors import ConfigError, ShapeError, TooLargeError
-from regard.map import recurrence_products
-from regard.map.convolution import Convolution
+from regard.errors import ConfigError, ShapeError
 from regard.map.implicit_map import ImplicitMap, SampledOutputs
 from regard.map.linear_recurrence import CHUNK, LinearRecurrence
 from regard.map.pooling import bin_edges
@@ -186,29 +184,6 @@ def test_calls_that_continue_each_other_form_the_map_of_one_call(mechanism, cut)
     assert found.shape == (b, h, cut, t)
 
 
-@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 9), st.integers(1, 5))
-def test_a_convolution_is_its_banded_matrix(b, h, t, width):
-    kernel, v = torch.randn(1, h, width, dtype=torch.float64), torch.randn(b, h, t, 1, dtype=torch.float64)
-    found = ImplicitMap(Convolution(kernel=kernel, batch=b, length=t))
-    expected = F.conv1d(
-        F.pad(v.squeeze(-1), (width - 1, 0)), kernel.mT.transpose(0, 2).transpose(1, 2).reshape(h, 1, width), groups=h
-    )
-    assert_equal((found @ v).squeeze(-1), expected)
-    assert_equal(found[...], found.dense())
-    assert_equal(found.dense() @ v, found @ v)
-
-
-def test_a_decay_that_would_overflow_by_itself_leaves_the_products_exact():
-    t = 3 * CHUNK + 5
-    decay = torch.full((1, 1, t, 2), -9.0, dtype=torch.float64)  # the inverse of their product is beyond the largest number
-    q, k = torch.randn(2, 1, 1, t, 2, dtype=torch.float64)
-    for beta in (None, torch.rand(1, 1, t, dtype=torch.float64)):
-        mechanism = LinearRecurrence(decay=decay, q=q, k=k, beta=beta)
-        found = ImplicitMap(mechanism).dense()
-        assert found.isfinite().all()
-        assert_equal(found, dense(mechanism))
-
-
 def test_linear_attention_with_a_normalizer_has_rows_that_sum_to_one():
     b, h, t, d = 2, 3, 29, 5
     q, k = torch.rand(2, b, h, t, d, dtype=torch.float64)
@@ -218,16 +193,6 @@ def test_linear_attention_with_a_normalizer_has_rows_that_sum_to_one():
     weights = (q @ k.mT).tril()
     assert_equal(found.dense(), weights / weights.sum(-1, keepdim=True))
     assert_equal(found.row_sums(), torch.ones(b, h, t, dtype=torch.float64))
-
-
-def test_what_is_stored_grows_with_the_tokens_and_a_shared_tensor_counts_once():
-    sizes = []
-    for t in (101, 202):
-        dt = torch.rand(1, 7, t)
-        q, k = (torch.randn(1, 1, t, 3) for _ in "qk")
-        mechanism = LinearRecurrence(decay=dt.unsqueeze(-1), rates=-torch.rand(1, 7, 1, 3), q=q, k=k, key_scale=dt)
-        sizes.append(ImplicitMap(mechanism).nbytes)
-    assert sizes[1] - sizes[0] == 4 * 101 * (7 + 3 + 3)
 
 
 def test_a_certificate_is_the_largest_distance_from_the_outputs():
@@ -241,7 +206,7 @@ def test_a_certificate_is_the_largest_distance_from_the_outputs():
     right = ImplicitMap(mechanism, values=v, outputs=SampledOutputs(queries, outputs[:, :, queries])).certificate()
     assert right.error < EQUAL
     assert right.rows == 6
-    outputs[0, 1, 11, 2] += outputs[0, 1, queries].abs().max() / 8
+    outputs[0, 1, 11, 2] += torch.copysign(outputs[0, 1, queries].abs().max() / 8, outputs[0, 1, 11, 2])
     wrong = ImplicitMap(mechanism, values=v, outputs=SampledOutputs(queries, outputs[:, :, queries])).certificate()
     assert 0.05 < wrong.error <= 0.125 + EQUAL
     outputs[0, 0, 3, 1] = torch.nan
@@ -249,17 +214,6 @@ def test_a_certificate_is_the_largest_distance_from_the_outputs():
     assert math.isnan(unknown.error)
     with pytest.raises(ConfigError, match="a map of a recording"):
         ImplicitMap(mechanism).certificate()
-
-
-@pytest.mark.slow
-@pytest.mark.emulated
-def test_a_result_beyond_a_gigabyte_is_refused_with_its_bytes():
-    long = ImplicitMap(LinearRecurrence(decay=torch.zeros(1, 1, 20_000, 1)))
-    with pytest.raises(TooLargeError, match="1,600,000,000"):
-        long.dense()
-    with pytest.raises(TooLargeError):
-        long[...]
-    assert long.pooled(2, 2).shape == (1, 1, 2, 2)
 
 
 @pytest.mark.parametrize(
@@ -287,13 +241,3 @@ def test_products_of_some_rows_heads_and_queries_are_those_of_the_matrix(mechani
     v, r = torch.randn(len(rows), 1, t, 3).double(), torch.randn(len(rows), len(heads), t - first, 2).double()
     assert_equal(some @ v, expected @ v)
     assert_equal(some.mT @ r, expected.mT @ r)
-
-
-def test_products_of_more_heads_than_are_held_together_are_the_same(monkeypatch):
-    torch.manual_seed(0)
-    decay, q, k = -torch.rand(2, 7, 5, 1).double(), torch.randn(2, 1, 5, 3).double(), torch.randn(2, 7, 5, 3).double()
-    mechanism, v = LinearRecurrence(decay=decay, q=q, k=k), torch.randn(2, 7, 5, 4).double()
-    monkeypatch.setattr(recurrence_products, "STATE_NUMBERS", 2 * 3 * 4 * 2)
-    assert len(recurrence_products.split_heads(mechanism, torch.arange(7), v)) == 4
-    assert_equal(ImplicitMap(mechanism) @ v, dense(mechanism) @ v)
-    assert_equal(ImplicitMap(mechanism).mT @ v, dense(mechanism).mT @ v)

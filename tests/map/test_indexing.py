@@ -59,13 +59,3 @@ def test_a_selection_takes_what_an_index_takes():
         m.select(batch=-3)
     with pytest.raises(ConfigError, match=r"heads must be an int, a slice, .* got None"):
         m.select(heads=None)
-
-
-def test_queries_and_keys_may_learn_and_lie_anywhere_in_memory():
-    m, _ = both()
-    q, k = m.planes.request.q, m.planes.request.k
-    strided = [x.transpose(2, 3).contiguous().transpose(2, 3).requires_grad_() for x in (q, k)]
-    found = AttentionMap(*strided, Causal(), scale=np.float32(0.5), offset=np.int64(0))
-    expected = AttentionMap(q, k, Causal(), scale=0.5)
-    torch.testing.assert_close(found.dense(), expected.dense(), rtol=0, atol=1e-12)
-    assert not found.dense().requires_grad

@@ -45,16 +45,3 @@ def test_other_dtypes_and_few_pairs_are_computed_by_torch(dtype):
         assert torch.equal(
             multiply_pairs(rows, k.to(rows.dtype), queries, keys), (rows[queries] * k.to(rows.dtype)[keys]).sum(-1)
         )
-
-
-def test_indices_of_int32_are_read_by_torch():
-    q, k, pairs = draw_rows(1, 7, 5, 0), draw_rows(1, 9, 5, 1), draw_pairs(LEAST, 7, 9, 2)
-    exact = (q[pairs[0]] * k[pairs[1]]).sum(-1)
-    assert torch.equal(multiply_pairs(q, k, *(x.int() for x in pairs)), exact)
-
-
-def test_an_index_outside_is_torchs_to_refuse():
-    q, k, (queries, keys) = draw_rows(1, 7, 5, 0), draw_rows(1, 9, 5, 1), draw_pairs(LEAST, 7, 9, 2)
-    keys[3] = 9
-    with pytest.raises(IndexError):
-        multiply_pairs(q, k, queries, keys)

@@ -3,11 +3,10 @@ import math
 import pytest
 import torch
 
-from bounds import EXPONENTIAL, assert_within, entropy_bound, gamma
+from bounds import EXPONENTIAL, assert_within, gamma
 from map.map_bounds import MapBounds, map_bounds
 from regard import AttentionMap, Causal, ConfigError, Documents, Window, attend
 from regard.map import Pyramid, pyramid
-from regard.map.map_planes import MapPlanes
 
 Q, K, D, TILE = 150, 130, 8, 16
 
@@ -80,14 +79,6 @@ def test_a_lone_strong_weight_stays_in_the_max_of_every_level():
         assert seen.tile(level, row // TILE, column // TILE, "max")[row % TILE, column % TILE] > 0.99
 
 
-def test_coarse_levels_cost_one_traversal(monkeypatch):
-    seen, _ = both(Causal())
-    seen.tile(2, 0, 0)
-    monkeypatch.setattr(AttentionMap, "draw_picture", lambda *_: pytest.fail("a second traversal"))
-    for level in (2, 3, 4):
-        seen.tile(level, 0, 0, "max")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("how", ["mean", "max"])
@@ -104,49 +95,6 @@ def test_codes_are_those_of_the_matrix_in_blocks_and_0_where_a_block_is_hidden(m
         found = torch.cat(lines)
         assert torch.equal(found > 0, anything)
         assert_codes_within(found[anything], expected[anything], pixel_bounds(allowed, level, how)[anything])
-
-
-def test_a_traversal_that_is_left_goes_on_where_it_was(monkeypatch):
-    seen, allowed = both(Causal(), torch.float32)
-    first = [share for _, share in zip(range(2), seen.iterate_strips(), strict=False)]
-    visited = []
-    strip = pyramid.traverse_plane
-    monkeypatch.setattr(
-        pyramid, "traverse_plane", lambda plane, rows, *_: visited.append(int(rows[0])) or strip(plane, rows, *_)
-    )
-    rest = list(seen.iterate_strips())
-    assert 0 < first[0] < first[1] < rest[0] < rest[-1] == 1
-    assert visited == [56, 84, 112, 140]
-    expected, bound = pixels(allowed.exact, 3, "mean"), pixel_bounds(allowed, 3, "mean")
-    assert_within(seen.tile(3, 0, 0), expected[:TILE, :TILE], bound[:TILE, :TILE])
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_strips_leave_the_statistics_of_rows_and_columns(dtype):
-    seen, allowed = both(Window(9, 4), dtype)
-    assert list(seen.iterate_strips())[-1] == 1
-    weights = allowed.exact
-    entropy = -(weights * weights.clamp(min=1e-300).log()).sum(-1)
-    assert_within(seen.rows["entropy"], entropy, entropy_bound(dtype, allowed, weights))
-    assert_within(seen.rows["largest"], weights.amax(-1), allowed.largest)
-    assert_within(seen.received, weights.sum(0), allowed.received)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_it_says_beforehand_what_it_will_keep(dtype):
-    seen, _ = both(Causal(), dtype)
-    said = seen.nbytes
-    list(seen.iterate_strips())
-    kept = seen._data
-    tensors = [*kept.codes.values(), *kept.statistics.values(), *(x for pair in kept.pooled_levels for x in pair)]
-    assert said == seen.nbytes == sum(x.nbytes for x in tensors)
-
-
-def test_strips_leave_the_map_what_its_rows_are_divided_by(monkeypatch):
-    seen, allowed = both(Causal(), torch.float32)
-    list(seen.iterate_strips())
-    monkeypatch.setattr(MapPlanes, "traverse", lambda *_: pytest.fail("a second traversal"))
-    assert_within(seen.map[0, 0, :, 5], allowed.exact[:, 5], allowed.weights[:, 5])
 
 
 @pytest.mark.slow

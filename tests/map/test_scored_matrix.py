@@ -10,7 +10,7 @@ from regard.errors import ConfigError, ShapeError
 from regard.map.implicit_map import ImplicitMap
 from regard.map.scored_matrix import ScoredMatrix
 from regard.map.stored_matrix import JoinedMatrices, StoredMatrix
-from regard.mechanism.masks import Causal, Given, Window
+from regard.mechanism.masks import Causal, Window
 
 EQUAL = 1e-12  # float64
 FORMULAS = {
@@ -101,26 +101,6 @@ def test_the_steps_of_a_generation_are_the_rows_of_one_matrix_whose_later_keys_a
     assert m.shape == (b, h, q + count, k + count)
     assert_equal(m.dense(), expected)
     assert_equal(ImplicitMap(joined, first=q - 1).dense(), expected[:, :, q - 1 :])
-
-
-def test_heads_of_several_calls_follow_each_other():
-    parts = [StoredMatrix(entries=torch.randn(2, h, 5, 7, dtype=torch.float64)) for h in (1, 2)]
-    found = ImplicitMap(JoinedMatrices(parts, "heads"))
-    assert torch.equal(found.dense(), torch.cat([one.entries for one in parts], 1))
-
-
-def test_batch_rows_are_selected_with_their_masks():
-    table = torch.rand(3, 1, 5, 5) < 0.5
-    q, k = torch.randn(2, 3, 1, 5, 2, dtype=torch.float64)
-    matrix = ScoredMatrix(q=q, k=k, activation="relu", mask=Given(table))
-    rows = torch.tensor([2, 0])
-    assert torch.equal(ImplicitMap(matrix.select_rows(rows)).dense(), ImplicitMap(matrix).dense()[rows])
-
-
-def test_a_map_says_what_kind_of_attention_it_is_of():
-    q, k = torch.randn(2, 1, 2, 5, 3)
-    assert "talking heads" in repr(ImplicitMap(ScoredMatrix(q=q, k=k, title="talking heads")))
-    assert "without a softmax" in repr(ImplicitMap(StoredMatrix(entries=q)))
 
 
 def test_parts_that_do_not_fit_are_refused():

@@ -7,12 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bounds import assert_within, attention_bounds, sum_bound
+from bounds import assert_within, attention_bounds
 from map.map_bounds import map_bounds
 from regard import AttentionMap, Causal, Everything, Given, Window, attend
 from regard.compiled.threads import can_run_loops
 from regard.map import compiled_passes, plane, small_maps
-from regard.map.relative_bias import RelativeBias
 
 B, H, G, Q, K, D = 11, 6, 2, 7, 13, 5
 MASKS = {
@@ -82,23 +81,6 @@ def test_every_answer_is_that_of_the_matrices_one_by_one(seed, mask, settings):
         assert torch.allclose(found, theirs[name], rtol=0, atol=1e-12), name
 
 
-@given(
-    st.integers(0, 2**32 - 1),
-    st.sampled_from(sorted(MASKS)),
-    st.sets(st.sampled_from(["softcap", "bias", "sinks", "offset"])) | st.just({"bias of keys", "offsets"}),
-    st.lists(st.integers(0, Q - 1), min_size=1, max_size=Q // 2),
-)
-def test_the_same_rows_of_several_heads_are_those_of_whole_matrices(seed, mask, settings, queries):
-    parts = build(seed, mask, settings)
-    dense = AttentionMap(**parts).dense()
-    for index in ((4, slice(None), queries), (slice(3, 9), [1, 5], 2), (slice(None), slice(None), slice(1, 4), slice(2, 9, 3))):
-        m = AttentionMap(**parts)
-        with mock.patch.object(small_maps, "compute_selected_rows", side_effect=small_maps.compute_selected_rows) as batch:
-            found = m[index]
-        assert batch.call_count == 1
-        assert torch.allclose(found, dense[index], rtol=0, atol=1e-12)
-
-
 def test_float32_is_within_its_error_of_the_formula():
     parts = build(5, "causal", {"bias"}, torch.float32)
     exact = {name: x.double() if isinstance(x, torch.Tensor) else x for name, x in parts.items()}
@@ -107,37 +89,6 @@ def test_float32_is_within_its_error_of_the_formula():
     k = exact["k"].repeat_interleave(H // G, 1)
     bounds = attention_bounds(torch.float32, exact["q"], k, k, weights, scale=0.7, bias=exact["bias"])
     assert_within(found, weights, bounds.weights)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
-def test_a_bias_of_diagonals_is_the_whole_bias(dtype):
-    parts = build(7, "everything", set(), dtype)
-    whole = torch.randn(1, H, Q + K - 1, dtype=dtype).unfold(-1, K, 1).flip(-2)
-    compact = RelativeBias(torch.cat([whole[..., 1:, 0].flip(-1), whole[..., 0, :]], -1), Q)
-    assert torch.equal(compact.to_dense(), whole)
-    found, expected = (list_answers(AttentionMap(**parts, bias=bias)) for bias in (compact, whole.contiguous()))
-    for name, x in expected.items():
-        assert torch.equal(found[name], x), name
-
-
-def test_one_sink_of_all_heads_is_that_of_each():
-    parts = build(8, "causal", set(), torch.float32)
-    found, expected = (
-        list_answers(AttentionMap(**parts, sinks=x)) for x in (torch.tensor(0.7).expand(H), torch.full((H,), 0.7))
-    )
-    for name, x in expected.items():
-        assert torch.equal(found[name], x), name
-
-
-def test_a_pending_negation_and_a_sink_that_is_no_number_are_read():
-    parts = build(9, "causal", {"bias"}, torch.float32)
-    negated = {name: torch._neg_view(-parts[name]) for name in ("q", "k", "bias")}
-    sinks = torch.tensor([0.5, torch.nan]).repeat(H // 2)
-    found, expected = (list_answers(AttentionMap(**{**parts, **x})) for x in (negated, {}))
-    for name, x in expected.items():
-        assert torch.equal(found[name], x), name
-    dense = AttentionMap(**parts, sinks=sinks).dense()
-    assert torch.equal(dense.isnan().flatten(2).all(-1), sinks.isnan().expand(B, H))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -167,18 +118,6 @@ def test_the_compiled_overview_of_many_matrices_is_within_its_error_of_float64s(
     bounds |= {"received": allowed.received, "mean": allowed.weights, "max": allowed.weights}
     for name, x in vars(expected).items():
         assert_within(getattr(found, name), x, bounds[name], name)
-
-
-def test_the_own_and_previous_keys_follow_the_offset_of_each_batch_row():
-    parts = build(2, "everything", {"offsets"}, torch.float32)
-    found = AttentionMap(**parts).overview()
-    places = (parts["offset"].unsqueeze(-1) + torch.arange(Q)).view(B, 1, Q, 1).expand(B, H, Q, 1)
-    assert torch.equal(found.itself, found.mean.gather(-1, places).squeeze(-1))
-    assert torch.equal(
-        found.previous, torch.where(places > 0, found.mean.gather(-1, places.sub(1).clamp(min=0)), 0).squeeze(-1)
-    )
-    back = (found.mean.double() * (places - torch.arange(K))).sum(-1)
-    assert_within(found.distance, back, sum_bound(torch.float32, 3 * K, 2 * K))
 
 
 @pytest.mark.slow
@@ -222,13 +161,6 @@ def test_neither_the_layout_of_memory_nor_the_threads_change_a_bit(threads):
     assert torch.equal(dense, expected.mean)
     for name, x in vars(expected).items():
         assert torch.equal(getattr(found, name), x), name
-
-
-def test_a_part_of_the_heads_and_rows_is_answered_alone():
-    m = AttentionMap(**build(7, "a table", {"sinks"}))
-    part = m.select(batch=[2, 5, 3, 3, 0, 1, 4], heads=[4, 0, 5, 1, 2])
-    for found, whole in ((part.dense(), m.dense()), (part.overview().received, m.overview().received)):
-        assert torch.allclose(found, whole[[2, 5, 3, 3, 0, 1, 4]][:, [4, 0, 5, 1, 2]], rtol=0, atol=1e-12)
 
 
 def test_a_nan_goes_out_where_it_comes_in():

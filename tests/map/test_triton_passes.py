@@ -146,40 +146,11 @@ def test_any_request_is_exact_in_each_of_its_matrices(asked):
         assert_pictures_within(seen, reference, allowed, double)
 
 
-def test_a_run_of_rows_is_traversed_alone(monkeypatch):
-    monkeypatch.setattr(triton_passes, "SUM_NUMBERS", 3 * K)  # sums of three blocks of rows at a time
-    torch.manual_seed(1)
-    single, double = make_planes(Causal(), torch.randn(1, 1, T, D), torch.randn(1, 1, K, D), offset=20)
-    rows, columns = bin_edges(11, 37, 9), bin_edges(0, K, BINS)
-    found, picture = triton_passes.gather_statistics([single], rows, columns)[0]
-    expected, reference = passes.gather_with_picture(double, rows, columns, passes.ROWS)
-    torch.testing.assert_close(found.rows["entropy"].cpu().double(), expected.rows["entropy"], rtol=0, atol=1e-5)
-    torch.testing.assert_close(found.received.cpu().double(), expected.received, rtol=0, atol=1e-5)
-    torch.testing.assert_close(picture.pool("sum").cpu().double(), reference.pool("sum"), rtol=0, atol=1e-5)
-
-
 def test_a_nan_goes_to_the_plain_pass():
     q, k = torch.randn(1, 1, 5, 4), torch.randn(1, 1, 5, 4)
     q[0, 0, 3, 1] = math.nan
     single, _ = make_planes(Everything(), q, k)
     assert triton_passes.gather_statistics([single], bin_edges(0, 5, 5), bin_edges(0, 5, 5)) is None
-
-
-def test_a_table_that_is_too_large_goes_to_the_plain_pass(monkeypatch):
-    """A mask without one range of keys for each query takes a table, of some matrices at a time, or of none."""
-    mask, edges = Given(torch.rand(2, 3, 9, 9, generator=torch.Generator("cpu").manual_seed(0)) > 0.3), bin_edges(0, 9, 4)
-    torch.manual_seed(1)
-    q, k = torch.randn(2, 2, 3, 9, 4).to(DEVICE)
-    planes = [Plane(make_request(q, k, k, mask), b, h) for b in range(2) for h in range(3)]
-    whole = triton_passes.gather_statistics(planes, edges, edges)
-    monkeypatch.setattr(triton_passes, "TABLE_BYTES", 2 * 9 * 9)
-    monkeypatch.setattr(triton_passes, "TABLE_BLOCK", 30)
-    parts = triton_passes.gather_statistics(planes, edges, edges)
-    for (one, _), (other, _) in zip(whole, parts, strict=True):
-        assert torch.equal(one.rows["entropy"], other.rows["entropy"])
-        assert torch.equal(one.received, other.received)
-    monkeypatch.setattr(triton_passes, "TABLE_BYTES", 9 * 9 - 1)
-    assert triton_passes.gather_statistics(planes, edges, edges) is None
 
 
 def test_where_the_kernels_cannot_be_compiled_the_plain_pass_is_used_with_a_warning(monkeypatch):
@@ -192,14 +163,6 @@ def test_where_the_kernels_cannot_be_compiled_the_plain_pass_is_used_with_a_warn
     with pytest.warns(UserWarning, match="Failed to find C compiler"):
         assert triton_passes.gather_statistics([single], bin_edges(0, 5, 5), bin_edges(0, 5, 5)) is None
     assert triton_passes.broken_devices == {single.q.device}
-
-
-@pytest.mark.skipif(not HAS_GPU, reason="this machine has no GPU")
-def test_what_the_kernels_cannot_take_goes_to_the_plain_pass():
-    q, k = torch.randn(2, 1, 1, 5, 4, device=DEVICE)
-    assert triton_passes.can_run_triton(Plane(make_request(q, k, k, Causal()), 0, 0))
-    assert not triton_passes.can_run_triton(Plane(make_request(q.double(), k.double(), k.double(), Causal()), 0, 0))
-    assert not triton_passes.can_run_triton(Plane(make_request(q, k, k, Causal(), offset=2**31), 0, 0))
 
 
 @pytest.mark.skipif(not HAS_GPU, reason="this machine has no GPU")

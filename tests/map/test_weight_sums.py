@@ -111,9 +111,3 @@ def test_sums_by_distance_are_those_of_a_loop_over_all_pairs(seed, q, k):
             pairs[b, h, j - i + q - 1] += 1
     assert torch.allclose(found.sums, sums, rtol=0, atol=1e-14)
     assert torch.equal(found.pairs, pairs)
-
-
-def test_no_matrix_that_has_a_nan_gets_sums():
-    m, wanted = build(0, 5, 7, "all", 0, is_shared=True)
-    m.planes.request.q[3, 2, 1] = torch.nan
-    assert m.planes.gather_batch_sums(wanted) is None

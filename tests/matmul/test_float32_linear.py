@@ -1,7 +1,6 @@
 """The product is torch's, whatever their shape, and gives way wherever torch's own is asked for."""
 
 import threading
-import warnings
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from bounds import assert_within, sum_bound
 from regard.compiled import kernel_choice
@@ -129,21 +127,6 @@ def test_everything_else_is_torchs(case):
     assert type(found) is type(expected)
     assert found.device == expected.device
     assert found.is_meta or torch.equal(found, expected)
-
-
-@NEEDS_LOOPS
-def test_transforms_modes_and_autocast_are_given_torchs_own():
-    assert_is_product(torch.vmap(lambda x: linear(x, W, BIAS))(numbers(3, N)), numbers(3, N), W, BIAS)
-    with FlopCounterMode(display=False) as counter:
-        linear(X, W)
-    assert counter.get_total_flops() == 2 * ROWS * N
-    with torch.autocast("cpu", torch.bfloat16):
-        assert linear(X, W).dtype == torch.bfloat16
-    with warnings.catch_warnings(action="ignore"):  # it is deprecated, and used
-        traced = torch.jit.trace(lambda x: linear(x, W), X)
-    assert torch.equal(traced(2 * X), F.linear(2 * X, W))
-    with torch.no_grad():
-        assert can_use_fast_product(X, nn.Parameter(W), None)
 
 
 def test_the_layer_is_torchs_and_learns():

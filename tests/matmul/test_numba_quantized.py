@@ -439,26 +439,3 @@ def test_vectors_of_bfloat16_are_the_nearest_and_padded_with_zeros(columns, seed
     padded = torch.from_numpy(out[: pad_columns(columns)]).view(torch.bfloat16)
     assert torch.equal(padded[:columns], torch.from_numpy(x).bfloat16())
     assert not padded[columns:].any()
-
-
-@given(st.integers(1, 300), st.integers(0, 99))
-def test_the_sums_of_groups_are_those_of_the_whole_numbers(columns, seed):
-    out = np.full(count_shorts(columns), 7, np.int16)
-    quantize_vector(np.random.default_rng(seed).normal(size=columns).astype(np.float32), out)
-    sum_groups(out)
-    padded = pad_columns(columns)
-    assert (out[padded:].view(np.float32) == out[:padded].reshape(-1, GROUP).astype(np.int64).sum(1)).all()
-
-
-@pytest.mark.parametrize("lost", [np.nan, np.inf, -np.inf])
-def test_a_vector_that_is_not_finite_has_no_scale(lost):
-    x, out = np.ones(40, np.float32), np.full(count_shorts(40), 7, np.int16)
-    x[17] = lost
-    assert np.isnan(quantize_vector(x, out))
-    assert not np.delete(out[:40], 17).any()
-
-
-def test_zeros_are_zeros_and_so_is_the_padding():
-    out = np.full(count_shorts(40), 7, np.int16)
-    assert quantize_vector(np.zeros(40, np.float32), out) == 0
-    assert not out[: pad_columns(40)].any()

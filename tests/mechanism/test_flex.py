@@ -1,6 +1,5 @@
 """The route of a GPU, run here on the CPU: uncompiled, and once compiled."""
 
-import itertools
 import shutil
 import warnings
 
@@ -13,12 +12,11 @@ from torch._dynamo.testing import CompileCounter
 from torch.nn.attention.flex_attention import flex_attention
 
 from bounds import TORCH_EXPONENTIAL, assert_within, attention_bounds
-from regard import Causal, Documents, Everything, Given, Padding, Prefix, Window, attend
+from regard import Causal, Documents, Given, Padding, Prefix, Window, attend
 from regard.mechanism import flex
 from regard.mechanism.mask_algebra import find_key_ranges
 from regard.mechanism.request import make_request
 from run_limits import limit_examples
-from strategies import rules
 
 B, H, G, T, D = 2, 4, 2, 300, 16
 RULES = [
@@ -63,18 +61,6 @@ def test_flex_attention_computes_what_attend_computes(rule, options):
     torch.testing.assert_close(found, attend(q, k, v, rule, **options).context, rtol=0, atol=1e-12)
 
 
-def test_blocks_that_the_rule_leaves_empty_are_not_listed():
-    blocks = flex.make_block_mask(Causal() & Window(128), 1, 1024, 1024, 0, torch.device("cpu"))
-    listed = blocks.kv_num_blocks + blocks.full_kv_num_blocks
-    assert listed.flatten().tolist() == [1] + [2] * 7  # of 8 columns
-
-
-def test_blocks_that_every_query_sees_whole_need_no_rule():
-    blocks = flex.make_block_mask(Causal(), 1, 512, 512, 0, torch.device("cpu"))
-    assert blocks.full_kv_num_blocks.flatten().tolist() == [0, 1, 2, 3]
-    assert blocks.kv_num_blocks.flatten().tolist() == [1, 1, 1, 1]
-
-
 RANGES = (
     st.builds(Window, st.none() | st.integers(0, 300), st.none() | st.integers(0, 300))
     | st.just(Causal())
@@ -110,17 +96,6 @@ def test_the_blocks_of_ranges_are_those_of_the_table(one, other, queries, offset
 
 
 @pytest.mark.parametrize(
-    "rule", [Everything(), Causal(), Window(9, 2), Prefix(5), Padding([3, 8]), Documents([0, 0, 1, 1, 2, 2, 2])]
-)
-def test_ranges_are_on_the_cpu_whatever_the_default_device(rule):
-    wanted = rule.find_key_ranges(5, 7, 1)
-    with torch.device("meta"):
-        found = rule.find_key_ranges(5, 7, 1)
-    for one, other in zip(found, wanted, strict=True):
-        assert torch.equal(one, other)
-
-
-@pytest.mark.parametrize(
     ("alike", "forms"),
     [
         ([Causal() & Window(40), Window(9), Causal() & Prefix(70), Documents(torch.arange(T) // 37)], 1),
@@ -138,24 +113,6 @@ def test_rules_share_compiled_forms(alike, forms):
     assert count.frame_count == forms  # the second is for any number of tables
 
 
-@given(st.data(), st.integers(1, 300), st.sampled_from([100, 128, 400]), st.sampled_from([0, -20, 57, (0, 31)]))
-@settings(max_examples=limit_examples(60))
-def test_the_tables_of_cut_blocks_are_those_of_the_rule(data, queries, k, offset):
-    rule, _ = data.draw(rules(2, 2, queries, k, starts=[0]))
-    blocks = flex.make_table_block_mask(rule, queries, k, offset, torch.device("cpu"))
-    table = rule.table(queries, k, offset if isinstance(offset, int) else torch.tensor(offset)).expand(2, 2, queries, k)
-    i, j = torch.arange(queries).unsqueeze(-1), torch.arange(k)
-    for b, h in itertools.product(range(2), range(2)):
-        assert torch.equal(blocks.mask_mod(torch.tensor(b), torch.tensor(h), i, j), table[b, h])
-    lists = ((blocks.kv_num_blocks, blocks.kv_indices), (blocks.full_kv_num_blocks, blocks.full_kv_indices))
-    for r, rows in enumerate(table.split(flex.BLOCK, 2)):
-        cut, full = (set(indices[0, 0, r, : counts[0, 0, r]].tolist()) for counts, indices in lists)
-        seen = rows.split(flex.BLOCK, 3)
-        assert not cut & full
-        assert {n for n, part in enumerate(seen) if part.any()} <= cut | full
-        assert full <= {n for n, part in enumerate(seen) if part.all()}
-
-
 def test_a_mask_that_cuts_too_many_blocks_is_computed_in_blocks_of_queries(monkeypatch):
     monkeypatch.setattr(flex, "CUT_BYTES", 8 * flex.BLOCK**2)
     monkeypatch.setattr(flex, "compile_flex_attention", lambda: run_flex_uncompiled)
@@ -164,38 +121,6 @@ def test_a_mask_that_cuts_too_many_blocks_is_computed_in_blocks_of_queries(monke
     with pytest.warns(UserWarning, match="computed in blocks of queries, not by flex_attention: Given"):
         found = flex.run_flex(make_request(q, k, v, rule))
     torch.testing.assert_close(found, attend(q, k, v, rule).context, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("rule", [~Window(9), Causal() & Window(9)], ids=repr)
-def test_a_mask_that_was_used_in_inference_mode_is_used_in_training(rule):
-    flex.make_block_mask.cache_clear()
-    with torch.inference_mode():
-        flex.make_block_mask(rule, B, T, T, 0, torch.device("cpu"))
-    function = flex.make_block_mask(rule, B, T, T, 0, torch.device("cpu")).mask_mod
-    held = [cell.cell_contents for cell in function.__closure__]
-    assert not any(x.is_inference() for one in held for x in (one if isinstance(one, list) else [one]))
-
-
-@pytest.mark.parametrize(
-    ("options", "dtype"),
-    [
-        ({}, torch.float64),
-        ({"softcap": 2.0}, torch.float64),
-        ({"sinks": torch.linspace(-1, 1, H)}, torch.float64),
-        ({"sinks": torch.tensor([5.0, -20.0, 0.0, 1.0]), "scale": 2**-14}, torch.float16),  # that half precision cannot hold
-    ],
-    ids=str,
-)
-def test_past_the_limit_of_compiled_forms_blocks_of_queries_are_computed(options, dtype, monkeypatch):
-    def fail(*args, **options):
-        raise torch._dynamo.exc.FailOnRecompileLimitHit("too many forms")
-
-    monkeypatch.setattr(flex, "compile_flex_attention", lambda: fail)
-    q, k, v = tensors(dtype)
-    with pytest.warns(UserWarning, match="computed in blocks of queries, not by flex_attention: too many forms"):
-        found = flex.run_flex(make_request(q, k, v, Causal() & Window(40), **options))
-    wanted = attend(q, k, v, Causal() & Window(40), **options).context
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12 if dtype == torch.float64 else 2**-9)
 
 
 @pytest.mark.slow

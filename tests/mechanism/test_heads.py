@@ -41,11 +41,3 @@ def test_a_width_that_the_heads_cannot_share_names_one_that_works():
 def test_key_heads_must_divide_query_heads():
     with pytest.raises(ShapeError, match="k has 2 heads, which does not divide the 3"):
         heads.share(torch.zeros(B, 2, T, D), 3)
-
-
-@pytest.mark.parametrize(
-    ("function", "axes"), [(lambda x: heads.split(x, 1), 1), (heads.join, 2), (lambda x: heads.share(x, 1), 2)]
-)
-def test_too_few_axes_are_refused(function, axes):
-    with pytest.raises(ShapeError, match="must be"):
-        function(torch.zeros((3,) * axes))

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard import Causal, Documents, Everything, Given, Padding, Prefix, ShapeError, Window
+from regard import Causal, Documents, Given, Padding, Prefix, ShapeError, Window
 from regard.mechanism.mask_algebra import QueryBlock
 from regard.mechanism.spans import Spans
 from strategies import Asked, requests
@@ -60,22 +60,12 @@ def test_bounds_are_tight_where_blocks_are_to_be_skipped(rule, expected):
     assert rule.find_possible_keys(QueryBlock(10, 20), 64) == tuple(expected)
 
 
-def test_everything_is_the_identity_of_and_and_absorbs_or():
-    assert (Everything() & Causal()) == (Causal() & Everything()) == (Causal() & Causal()) == Causal()
-    assert (Everything() | Causal()) == (Causal() | Everything()) == Everything()
-    assert ~~Causal() == Causal()
-
-
 def test_a_rule_prints_as_it_is_written():
     assert repr(Causal() & (Window(2) | Prefix(1))) == "Causal() & (Window(left=2, right=None) | Prefix(n=1))"
     assert repr(~(Causal() | Prefix(1))) == "~(Causal() | Prefix(n=1))"
     assert repr(Padding([1, 2])) == "Padding(lengths=(1, 2))"
     assert repr(Documents([0, 0, 1])) == "Documents(ids (1, 3))"
     assert repr(Given(torch.ones(2, 3, dtype=torch.bool))) == "Given(table (1, 1, 2, 3))"
-
-
-def test_a_rule_draws_itself():
-    assert (Causal() & Window(1)).draw(3, 4, offset=1) == "■ ■ · ·\n· ■ ■ ·\n· · ■ ■"
 
 
 def test_equal_rules_compare_equal_and_hash_alike():

@@ -11,16 +11,6 @@ def draw_mask(rule, q=Q, k=K, offset=0) -> list[str]:
     return rule.draw(q, k, offset).replace(" ", "").splitlines()
 
 
-def test_causal_is_aligned_to_the_first_query_and_the_first_key():
-    assert draw_mask(Causal()) == ["■······", "■■·····", "■■■····", "■■■■···", "■■■■■··"]
-
-
-def test_an_offset_moves_the_queries_along_the_keys():
-    assert draw_mask(Causal(), 2, K, 5) == ["■■■■■■·", "■■■■■■■"]
-    assert draw_mask(Causal(), 3, K, -2) == ["·······", "·······", "■······"]
-    assert draw_mask(Window(1, 1), 2, K, 4) == ["···■■■·", "····■■■"]
-
-
 def test_a_table_has_an_axis_for_batch_and_heads_only_where_they_differ():
     assert Causal().table(Q, K).shape == Prefix(2).table(Q, K).shape == Padding([3]).table(Q, K).shape == (Q, K)
     assert Padding([3, 4]).table(Q, K).shape == (2, 1, Q, K)
@@ -40,39 +30,13 @@ def test_a_window_counts_the_keys_before_and_after_the_query_s_own():
     assert draw_mask(Window(), 1, 3) == ["■■■"]
 
 
-def test_padding_hides_the_keys_after_each_length():
-    assert Padding([0, 2, 9]).table(1, 3).squeeze().tolist() == [[False] * 3, [True, True, False], [True] * 3]
-
-
 def test_a_prefix_joined_by_or_is_seen_whatever_else_is_masked():
     assert draw_mask(Causal() | Prefix(3), 4, 4) == ["■■■·", "■■■·", "■■■·", "■■■■"]
-
-
-def test_documents_given_once_see_themselves_at_their_positions():
-    rule = Documents([7, 7, 4, 4, 7])
-    assert draw_mask(rule, 5, 5) == ["■■··■", "■■··■", "··■■·", "··■■·", "■■··■"]
-    assert draw_mask(rule, 2, 5, offset=3) == ["··■■·", "■■··■"]
-    assert draw_mask(rule, 2, 5, offset=4) == ["■■··■", "·····"]  # position 5 has no document
-
-
-def test_documents_given_twice_are_not_moved_by_an_offset():
-    rule = Documents([1, 2], [2, 2, 1])
-    assert draw_mask(rule, 2, 3) == draw_mask(rule, 2, 3, offset=1) == ["··■", "■■·"]
 
 
 def test_documents_may_differ_within_a_batch():
     table = Documents(torch.tensor([[0, 1], [1, 1]])).table(2, 2)
     assert table[:, 0].tolist() == [[[True, False], [False, True]], [[True, True], [True, True]]]
-
-
-def test_a_given_table_is_taken_as_it_is_whatever_the_offset():
-    table = torch.rand(Q, K) > 0.5
-    assert torch.equal(Given(table).table(Q, K, offset=3), table)
-
-
-def test_a_given_table_broadcasts_from_the_right():
-    keys = torch.rand(2, 1, 1, K) > 0.5
-    assert torch.equal(Given(keys).table(Q, K), keys.expand(2, 1, Q, K))
 
 
 def test_a_rule_is_a_value_that_later_changes_of_a_tensor_do_not_reach():
@@ -191,8 +155,3 @@ def test_the_ends_of_the_keys_of_a_rule_are_its_causal_table(rule):
 def test_documents_that_follow_each_other_are_stretches_and_those_that_come_back_are_not():
     assert Documents([4, 4, 4, 2, 2, 9, 9]).find_key_ranges(K, K, 0) is not None
     assert Documents([4, 4, 2, 2, 4, 9, 9]).find_key_ranges(K, K, 0) is None
-
-
-@pytest.mark.parametrize(("q", "k", "drawn"), [(0, 5, ""), (2, 0, "\n"), (0, 0, ""), (1, 2, "■ ·")])
-def test_a_table_without_queries_or_keys_is_drawn(q, k, drawn):
-    assert Causal().draw(q, k) == drawn

@@ -37,8 +37,3 @@ def test_coarser_ranges_lose_no_key(keys, gap, block):
     assert members(spans.merge_spans(ranges(keys), gap)) >= keys
     found = spans.align_spans(ranges(keys), block, KEYS)
     assert members(found) == {n for n in range(KEYS) if any(n // block == key // block for key in keys)}
-
-
-@given(st.integers(-9, 30), st.integers(-9, 30))
-def test_a_span_is_cut_to_the_keys_there_are(start, stop):
-    assert members(spans.clamp_span(start, stop, KEYS)) == set(range(start, stop)) & set(range(KEYS))

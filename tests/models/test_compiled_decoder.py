@@ -38,7 +38,6 @@ from regard.matmul import QuantizedLinear
 from regard.matmul.quantized_linear import WEIGHTS
 from regard.models import GPT2
 from regard.models.compiled_decoder import MOST, CompiledDecoder
-from regard.models.gpt2 import Block
 from regard.models.gpt2_description import describe_gpt2
 
 pytestmark = pytest.mark.skipif(
@@ -140,23 +139,6 @@ def test_it_is_the_model_where_blocks_of_columns_are_whole(to, count):
 
 @pytest.mark.slow
 @pytest.mark.emulated
-@pytest.mark.parametrize("sizes", [{"tied": False}, {"inner": 0, "epsilon": 1e-3}, {"layers": 1, "heads": 1}, {"heads": 129}])
-@pytest.mark.parametrize("to", MODELS)
-def test_it_is_the_model_of_any_sizes(sizes, to):
-    model = gpt2(dtype=torch.float32, loud=4.0, **{**SIZES, **sizes})
-    model = model if to == "float32" else quantise(model, to)
-    cache, same = fill_cache(model, 6), fill_cache(model, 6)
-    with torch.no_grad():
-        assert CompiledDecoder(model, describe_gpt2).can_run(NEW, cache)
-        assert_within(
-            CompiledDecoder(model, describe_gpt2)(NEW, cache),
-            model(NEW, same),
-            logit_bound(model, half_step_of_16_bits if to in ("int8", "int4") else None),
-        )
-
-
-@pytest.mark.slow
-@pytest.mark.emulated
 @pytest.mark.parametrize("count", [1, 2, 7])
 def test_it_is_the_same_with_any_number_of_threads(count):
     """The same bits where it is run again with as many; to rounding where torch's own products have other threads too."""
@@ -242,10 +224,6 @@ def test_what_follows_an_opening_is_the_same():
     assert torch.equal(found, stack_tokens(MODEL.generate(whole, 5, temperature=0)))
 
 
-class Other(GPT2):
-    """A model with a method of its own."""
-
-
 class Turned(nn.Module):
     """Another weight in the place of one."""
 
@@ -307,6 +285,7 @@ def test_a_model_with_a_part_of_its_own_computes_by_itself(change):
         assert not CompiledDecoder(copy_with(change), describe_gpt2).can_run(NEW, cache)
 
 
+@pytest.mark.slow
 def test_a_matrix_of_each_kind_may_stand_in_one_model():
     model = deepcopy(MODEL)
     for part, to in zip(("W_query", "W_key", "W_value", "out_proj"), WEIGHTS, strict=True):
@@ -317,26 +296,6 @@ def test_a_matrix_of_each_kind_may_stand_in_one_model():
         assert_within(
             CompiledDecoder(model, describe_gpt2)(NEW, cache), model(NEW, same), logit_bound(model, half_step_of_16_bits)
         )
-
-
-@pytest.mark.parametrize("part", ["attention", "up", "down"])
-def test_a_long_prompt_is_read_by_a_model_of_which_one_part_is_not_quantized(part):
-    model = deepcopy(MODELS["bfloat16"])
-    setattr(model.blocks[1], part, getattr(MODEL.blocks[1], part))
-    tokens = torch.arange(4 * 39).view(4, 39)
-    with torch.no_grad():
-        found, exact = model(tokens), MODEL(tokens)
-    assert found.dtype == torch.float32
-    assert_within(found, exact, rounding_bound(MODEL, lambda one: one(tokens), half_step_of_bfloat16) * 2)
-
-
-def test_models_and_blocks_of_another_class_compute_by_themselves():
-    other, block = deepcopy(MODEL), deepcopy(MODEL)
-    other.__class__ = Other
-    block.blocks[1].__class__ = type("OtherBlock", (Block,), {})
-    assert isinstance(MODEL.reading(), CompiledDecoder)
-    assert other.reading() is other
-    assert block.reading() is block
 
 
 class Seeing(TorchFunctionMode):
@@ -385,15 +344,6 @@ def test_a_hook_that_comes_while_it_reads_is_called_and_one_that_goes_is_gone():
         assert CompiledDecoder(model, describe_gpt2).can_run(NEW, cache)
 
 
-def test_it_reads_on_with_another_cache():
-    one = CompiledDecoder(MODEL, describe_gpt2)
-    with torch.no_grad():
-        for lengths, room in (((6,), 20), ((3, 5), 9), ((6,), 20)):
-            cache, same = fill_cache(MODEL, *lengths, room=room), fill_cache(MODEL, *lengths, room=room)
-            new = NEW.expand(len(lengths), 1)
-            assert_within(one(new, cache), MODEL(new, same), logit_bound(MODEL))
-
-
 def test_weights_that_are_written_to_between_two_tokens_count():
     model = deepcopy(MODEL)
     one, cache, same = CompiledDecoder(model, describe_gpt2), fill_cache(model, 3), fill_cache(model, 3)
@@ -409,11 +359,6 @@ def test_weights_that_are_written_to_between_two_tokens_count():
 def test_a_token_that_there_is_none_of_is_an_error_and_nothing_is_read(token):
     with torch.no_grad(), pytest.raises(IndexError):
         CompiledDecoder(MODEL, describe_gpt2)(torch.tensor([[token]]), fill_cache(MODEL, 3))
-
-
-def test_no_more_is_read_than_there_is_room_for():
-    with torch.no_grad(), pytest.raises(regard.ConfigError, match="room for 4"):
-        CompiledDecoder(MODEL, describe_gpt2)(torch.tensor([[1, 2]]), fill_cache(MODEL, 3, room=4))
 
 
 def test_nan_comes_out_where_it_went_in():

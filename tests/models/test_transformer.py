@@ -135,12 +135,6 @@ def test_rows_of_a_state_go_on_as_those_rows(kind):
     torch.testing.assert_close(model.read(TARGETS[:, 1], state)[0], expected)  # the state is a value
 
 
-def test_tied_is_one_matrix_and_untied_are_three():
-    sizes = {"vocabulary": N, "width": WIDTH, "heads": HEADS}
-    matrices = [sum(p.shape == (N, WIDTH) for p in Transformer(**sizes, tied=tied).parameters()) for tied in (True, False)]
-    assert matrices == [1, 3]
-
-
 def test_matrices_begin_with_glorots_bounds_each_of_q_k_and_v_for_itself():
     torch.manual_seed(0)
     model = Transformer(vocabulary=N, width=64, heads=4, layers=1, inner=128)

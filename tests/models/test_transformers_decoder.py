@@ -18,8 +18,6 @@ from regard.generate import quantise
 from regard.generate.kv_cache import Cache
 from regard.matmul import QuantizedLinear
 from regard.models import TransformersDecoder
-from regard.models.compiled_decoder import CompiledDecoder
-from regard.models.transformers_decoder import describe_decoder
 
 compiled = pytest.mark.skipif(
     not (threads.can_run_loops() and threads.find_barrier_address()),
@@ -36,11 +34,6 @@ VARIANTS = {
     "Llama with scaled rotation": {"rope_parameters": LLAMA3},
     "Mistral": {"sliding_window": None},
     "Qwen2": {},
-}
-BY_LENGTH = {  # rotations that change with the length of the text: for all tokens beyond 16, and beyond the model's context
-    "longrope": {"rope_type": "longrope", "rope_theta": 10_000.0, "original_max_position_embeddings": 16}
-    | {"factor": 3.0, "short_factor": [1.0] * 22, "long_factor": [1.5 + n for n in range(22)]},
-    "dynamic": {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0},
 }
 LENGTHS = (9, 5, 1)
 
@@ -136,24 +129,6 @@ def test_texts_of_unequal_length_are_read_side_by_side(wanted):
     assert_within(found, expected, find_bound(decoder, lambda one: one(new, read_prompts(one, *LENGTHS))))
 
 
-def test_the_first_tokens_are_read_by_causal_attention_and_later_ones_by_a_mask(monkeypatch):
-    decoder, calls = make_decoder(), []
-
-    def note_mask(*arguments, attn_mask=None, is_causal=False, **others):
-        calls.append((attn_mask is None, is_causal))
-        return attend(*arguments, attn_mask=attn_mask, is_causal=is_causal, **others)
-
-    attend = torch.nn.functional.scaled_dot_product_attention
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", note_mask)
-    cache, layers = Cache(decoder.config.layers, 24), decoder.config.layers
-    with torch.no_grad():
-        parts = [decoder(torch.tensor([tokens]), cache) for tokens in ([3, 7, 9, 4], [8, 2], [6])]
-        assert calls == [(True, True)] * layers + [(False, False)] * 2 * layers
-        whole = decoder(torch.tensor([[3, 7, 9, 4, 8, 2, 6]]))
-    bound = find_bound(decoder, lambda one: one(torch.tensor([[3, 7, 9, 4, 8, 2, 6]])))
-    assert_within(torch.cat(parts, 1), whole, bound)
-
-
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_with_a_cache_it_computes_what_the_model_computes_for_each_text_alone(attention):
     decoder = TransformersDecoder(make_model(attn_implementation=attention))
@@ -212,33 +187,6 @@ def test_a_changed_model_is_not_run_compiled(change):
         assert not decoder.reading().can_run(new, read_prompts(decoder, 3))
 
 
-@compiled
-@pytest.mark.parametrize("rotation", BY_LENGTH)
-def test_rotation_by_the_length_of_the_text_is_not_run_compiled(rotation):
-    decoder = TransformersDecoder(make_model(rope_parameters=BY_LENGTH[rotation]))
-    with torch.no_grad():
-        assert not decoder.reading().can_run(torch.tensor([[1]]), read_prompts(decoder, 3))
-
-
-@pytest.mark.parametrize("rotation", BY_LENGTH)
-def test_rotation_by_the_length_of_the_text_generates_the_tokens_of_transformers(rotation):
-    decoder = TransformersDecoder(make_model(rope_parameters=BY_LENGTH[rotation]).double())
-    expected = decoder.model.generate(torch.tensor([[5, 9, 2, 44]]), max_new_tokens=30, do_sample=False, pad_token_id=0)
-    assert generate_tokens(decoder, 30) == expected[0, 4:].tolist()
-
-
-@pytest.mark.parametrize("count", [13, 14])
-def test_one_forward_over_a_text_attends_otherwise_than_its_steps_where_the_rotation_changed_meanwhile(count):
-    """13 new tokens after 4, of which the last is not read, are 16."""
-    decoder = TransformersDecoder(make_model(rope_parameters=BY_LENGTH["longrope"]).double())
-    with regard.record(decoder.model) as steps:
-        tokens = generate_tokens(decoder, count)
-    with regard.record(decoder.model) as whole, torch.no_grad():
-        decoder.model(torch.tensor([[5, 9, 2, 44, *tokens[:-1]]]))
-    is_equal = [torch.allclose(steps.map(n).dense(), whole.map(n).dense(), rtol=0, atol=1e-9) for n in range(2)]
-    assert is_equal == [count == 13] * 2
-
-
 def test_what_it_generates_can_be_recorded():
     decoder = make_decoder()
     with regard.record(decoder.model) as recording:
@@ -267,16 +215,3 @@ def test_other_models_are_refused_with_the_names_of_those_it_takes(name):
         ConfigError, match="LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, without a sliding window; got"
     ):
         TransformersDecoder(model)
-
-
-@compiled
-def test_the_description_holds_every_weight():
-    description = describe_decoder(make_decoder("Llama with biases and as many key heads"))
-    held = {
-        part.tensor.data_ptr()
-        for group in [description.embedding, *description.parts]
-        for part in group
-        if part.tensor is not None
-    }
-    assert held == {x.data_ptr() for x in make_decoder("Llama with biases and as many key heads").parameters()}
-    assert isinstance(make_decoder().reading(), CompiledDecoder)

@@ -9,7 +9,6 @@ from models.translators import MADE, make_translator, pad_sentences, sentences
 from regard import ConfigError, WeightsError
 from regard.models import translator
 from regard.text import BytePair
-from regard.weights import translator_weights as files
 
 SOURCE, TARGETS = pad_sentences(sentences(7, 2)), torch.tensor([[5, 2], [5, 9]])
 
@@ -44,18 +43,6 @@ def test_what_was_saved_is_loaded_bit_for_bit(kind, tied, tmp_path):
     assert torch.equal(again(*SOURCE, TARGETS), model(*SOURCE, TARGETS))
 
 
-def test_a_file_in_bfloat16_is_half_as_large_and_loaded_in_float32(tmp_path):
-    model = save_model("additive", tmp_path / "whole")
-    model.bfloat16().save(tmp_path / "half")
-    again = translator.load(tmp_path / "half")
-    assert {weight.dtype for weight in again.parameters()} == {torch.float32}
-    assert {weight.dtype for weight in translator.load(tmp_path / "half", torch.float64).parameters()} == {torch.float64}
-    for name, weight in again.state_dict().items():
-        assert torch.equal(weight, model.state_dict()[name].float())
-    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("whole", "half")]
-    assert sizes[1] < 0.6 * sizes[0] + 2000
-
-
 @pytest.mark.parametrize("kind", MADE)
 def test_in_bytes_every_number_is_within_half_a_step_of_its_row(kind, tmp_path):
     model = make_translator(kind, dtype=torch.float32)
@@ -71,32 +58,6 @@ def test_in_bytes_every_number_is_within_half_a_step_of_its_row(kind, tmp_path):
             assert ((again[name] - weight).abs() > step / 4).any(), name
         else:
             assert torch.equal(again[name], weight), name
-
-
-def test_bytes_are_a_quarter_of_the_numbers_and_a_scale_a_row(tmp_path):
-    model = make_translator("additive", dtype=torch.float32, width=61, hidden=67)
-    model.save(tmp_path, torch.int8)
-    weights = model.state_dict().values()
-    matrices = [weight for weight in weights if weight.dim() == 2]
-    needed = sum(weight.numel() + 4 * len(weight) for weight in matrices)
-    needed += 4 * sum(weight.numel() for weight in weights if weight.dim() != 2)
-    size = (tmp_path / "model.safetensors").stat().st_size
-    assert 0 < size - needed < 200 * len(load_file(tmp_path / "model.safetensors"))  # the names, and where each lies
-
-
-def test_what_was_loaded_from_bytes_is_stored_and_loaded_as_it_is(tmp_path):
-    make_translator("additive", dtype=torch.float32).save(tmp_path / "bytes", torch.int8)
-    one = translator.load(tmp_path / "bytes")
-    one.save(tmp_path / "whole")
-    one.save(tmp_path / "again", torch.int8)
-    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("bytes", "again"))
-    for name, weight in translator.load(tmp_path / "whole").state_dict().items():
-        assert torch.equal(weight, one.state_dict()[name])
-        if weight.dim() == 2:
-            assert first[name].dtype == torch.int8
-            assert torch.equal(first[name], second[name])  # the scales may move by their last bit
-    double = translator.load(tmp_path / "bytes", torch.float64).state_dict()
-    assert all(torch.equal(double[name], weight.double()) for name, weight in one.state_dict().items())
 
 
 @pytest.mark.parametrize(
@@ -136,14 +97,6 @@ def test_bytes_without_the_scale_that_they_need_are_refused_by_name(spoil, says,
         translator.load(tmp_path)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_a_dtype_that_is_asked_for_is_that_of_the_file_and_not_of_the_model(dtype, tmp_path):
-    model = make_translator("transformer", dtype=torch.float32)
-    model.save(tmp_path, dtype)
-    assert {weight.dtype for weight in load_file(tmp_path / "model.safetensors").values()} == {dtype}
-    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
-
-
 def test_what_cannot_be_stored_is_refused_before_anything_is_written(tmp_path):
     model = make_translator("plain", dtype=torch.float32)
     with pytest.raises(ConfigError, match=r"dtype must be torch.int8, .* got torch.int16"):
@@ -153,20 +106,6 @@ def test_what_cannot_be_stored_is_refused_before_anything_is_written(tmp_path):
     with pytest.raises(WeightsError, match=r"start.weight holds a number that is not finite"):
         model.save(tmp_path, torch.int8)
     assert not list(tmp_path.iterdir())
-
-
-def test_the_text_lies_beside_the_weights(tmp_path):
-    model = make_translator("plain", dtype=torch.float32)
-    assert not hasattr(translator.load(write_model(model, tmp_path / "silent")).text, "encode")
-    model.text = BytePair.train(["le chat, le chat et le chien"], 270)
-    again = translator.load(write_model(model, tmp_path / "speaking"))
-    assert again.text.encode("le chat") == model.text.encode("le chat")
-    assert again.text.end == model.text.end
-
-
-def write_model(model, folder):
-    model.save(folder)
-    return folder
 
 
 @pytest.mark.parametrize(
@@ -202,12 +141,6 @@ def test_a_folder_that_is_spoilt_is_refused_by_name(spoil, says, tmp_path):
     spoil(tmp_path)
     with pytest.raises(WeightsError, match=says):
         translator.load(tmp_path)
-
-
-def test_a_name_that_is_none_says_which_there_are():
-    with pytest.raises(WeightsError, match="not a translator's name: the names are translator, translator-plain"):
-        translator.load("interpreter")
-    assert set(files.INCLUDED_TRANSLATORS) == {"translator", "translator-plain"}
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_and_leaves_nothing(tmp_path):

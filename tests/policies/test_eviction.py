@@ -69,19 +69,6 @@ def test_the_compiled_cache_is_the_plain_one(policy, monkeypatch):
     assert torch.equal(found, table(policy, inputs))
 
 
-@pytest.mark.parametrize("policy", [H2O(41, 5), TOVA(41)])
-def test_a_cache_that_is_larger_than_the_prompt_fills_first(policy):
-    found = table(policy, make_inputs())
-    assert found[0, 0, 40].sum() == 41
-    assert (found[..., 41:, :].sum(-1) == 42).all()
-
-
-def test_each_head_has_its_own_budget():
-    found = table(H2O(((5, 9),), 2), make_inputs())
-    assert (found[:, :R, P:].sum(-1) == 6).all()
-    assert (found[:, R:, P:].sum(-1) == 10).all()
-
-
 def test_a_sliding_window_softcap_and_sinks_of_the_model_change_the_weights():
     settings = {"mask": Causal() & Window(8), "softcap": 2.0, "sinks": torch.randn(G * R, dtype=torch.float64), "scale": 1.5}
     inputs = make_inputs(**settings)

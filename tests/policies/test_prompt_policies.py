@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from policies.reference import B, D, G, P, R, T, best, dense_weights, list_keys_after_prompt, make_inputs, table
-from regard import Causal, ConfigError, Prefix, ShapeError, Window
+from regard import Causal, ConfigError, ShapeError, Window
 from regard.policies import ExpectedAttention, Knorm, ObservedAttention, PromptPolicy, SnapKV
 
 HEADS = [(b, g, r) for b in range(B) for g in range(G) for r in range(R)]
@@ -40,11 +40,6 @@ def test_observed_attention_in_a_sliding_window_takes_the_mean_over_the_queries_
         assert set(kept[b, g * R + r].nonzero().flatten().tolist()) == best(means, budget)
 
 
-def test_observed_attention_refuses_a_mask_without_one_range_of_keys_for_each_query():
-    with pytest.raises(ConfigError, match=r"one range of keys, such as .*, not .*Window\(left=2.*Prefix"):
-        ObservedAttention(7).score_keys(make_inputs(1, mask=Causal() & (Window(left=2) | Prefix(2))).select_prompt())
-
-
 def test_knorm_keeps_the_shortest_keys():
     inputs = make_inputs(2)
     kept = list_keys_after_prompt(Knorm(0.5), inputs)
@@ -64,13 +59,6 @@ def test_expected_attention_keeps_the_keys_that_a_normal_query_attends_to():
             expected += torch.stack(logits).softmax(0) / R
         scores = expected * inputs.v[b, g, sinks:P].norm(dim=-1)
         assert kept[b][g * R + r] == {0, 1} | {sinks + j for j in best(scores.tolist(), budget - sinks)}
-
-
-@pytest.mark.parametrize("sinks", [3, 4, 9])
-def test_expected_attention_keeps_the_first_of_the_sinks_if_its_budget_is_smaller(sinks):
-    inputs, budget = make_inputs(3), 3
-    kept = list_keys_after_prompt(ExpectedAttention(budget, sinks), inputs)
-    assert all(kept[b][g * R + r] == {0, 1, 2} for b, g, r in HEADS)
 
 
 def test_expected_attention_turns_queries_to_later_positions():

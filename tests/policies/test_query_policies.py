@@ -39,6 +39,7 @@ def test_the_oracle_in_float32_keeps_scores_that_none_of_the_others_exceeds(sett
     assert (scores[:, :, P:].masked_fill(found | ~seen, -torch.inf).amax(-1) <= least).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "size", [2.0**-66, 2.0**-74]
 )  # scores that differ by less than the smallest quotient, and denormal ones
@@ -53,12 +54,6 @@ def test_the_oracle_keeps_the_largest_of_very_small_scores(size):
     assert (scores.masked_fill(found | ~seen, -torch.inf).amax(-1) <= least).all()
 
 
-def test_the_oracle_keeps_keys_that_exist_where_scores_overflow():
-    made = make_inputs(dtype=torch.float32)
-    found = table(Oracle(5), replace(made, q=made.q * 1e30, k=made.k * 1e30))
-    assert found[:, :, P:].sum(-1).le(5).all()
-
-
 def test_no_policy_keeps_more_with_as_many_keys_as_the_oracle():
     inputs = make_inputs()
     weights = dense_weights(inputs)
@@ -67,12 +62,6 @@ def test_no_policy_keeps_more_with_as_many_keys_as_the_oracle():
         n = int(other[0, 0, row].sum())
         bound = (weights * table(Oracle(n), inputs))[:, :, row].sum(-1)
         assert ((weights * other)[:, :, row].sum(-1) <= bound + 1e-12).all()
-
-
-def test_the_oracle_has_a_budget_for_each_head():
-    found = table(Oracle(((3, 7),)), make_inputs())
-    assert (found[:, :R, P:].sum(-1) == 3).all()
-    assert (found[:, R:, P:].sum(-1) == 7).all()
 
 
 def test_quest_reads_the_pages_with_the_largest_bounds_and_its_own():
@@ -102,11 +91,6 @@ def test_block_sparse_attention_reads_the_blocks_with_the_largest_means():
                 own = i // block
                 blocks = best([float(queries[own] @ key) for key in keys[:own]], budget // block - 1) | {own}
                 assert set(found[b, h, i].nonzero().flatten().tolist()) == {j for j in range(i + 1) if j // block in blocks}
-
-
-@pytest.mark.parametrize("policy", [Oracle(5), Quest(10, 5)])
-def test_a_text_without_later_queries_is_complete(policy):
-    assert table(policy, make_inputs(prompt=T)).sum() == B * G * R * T * (T + 1) // 2
 
 
 @pytest.mark.parametrize(
@@ -143,8 +127,3 @@ def test_a_query_of_the_prompt_reads_the_columns_and_the_diagonals():
 def test_counts_are_at_least_one(settings):
     with pytest.raises(ConfigError, match="VerticalSlash"):
         VerticalSlash(**settings)
-
-
-def test_the_prompt_has_the_queries_that_are_summed():
-    with pytest.raises(ConfigError, match="at least 64"):
-        VerticalSlash().choose_keys(make_inputs())

@@ -137,23 +137,6 @@ def test_of_several_policies_each_chooses_from_what_the_model_computes(policies,
         torch.testing.assert_close(model(tokens), expected, rtol=0, atol=1e-10)
 
 
-def test_two_policies_that_change_the_keys_of_one_head_are_refused():
-    model, tokens = make_model(), draw_tokens()
-    changes = [ApplyPolicy(Quantised(bits, 4), PROMPT, head=head) for bits, head in ((2, 1), (4, None))]
-    with pytest.raises(ConfigError, match="both change the keys and values of head 1"), regard.intervene(model, *changes):
-        model(tokens)
-
-
-def test_one_head_of_one_layer_can_have_a_policy_alone():
-    model, tokens = make_model(), draw_tokens()
-    complete = record(model, tokens)
-    with regard.intervene(model, ApplyPolicy(Knorm(3), PROMPT, layer=0, head=1)):
-        changed = record(model, tokens)
-    same = [torch.equal(changed.map(0)[:, head], complete.map(0)[:, head]) for head in range(3)]
-    assert same == [True, False, True]
-    assert torch.equal(record(model, tokens).map(1).dense(), complete.map(1).dense())
-
-
 @pytest.mark.parametrize(
     ("make", "says"),
     [

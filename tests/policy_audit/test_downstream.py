@@ -1,7 +1,6 @@
 """The loss, the distributions and the needles of a model with a policy."""
 
 import re
-from collections import Counter
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import regard
-from policy_audit.small_models import LAYERS, PROMPT, VOCABULARY, draw_tokens, make_model
+from policy_audit.small_models import PROMPT, VOCABULARY, draw_tokens, make_model
 from regard import ConfigError, DataError, ShapeError
 from regard.policies import Knorm, StreamingLLM
 from regard.policy_audit import ApplyPolicy, NeedleTask, find_needles, make_needle_tasks, measure_downstream
@@ -24,7 +23,6 @@ class Letters:
 
 
 HAYSTACK = "The grass is green. The sky is blue. The sun is yellow. Here we go. " * 40
-STORY = "Once upon a time a small cat found the red ball under that old tree, and they played with it all day long. " * 30
 TASK = NeedleTask("single", (1, 2, 3), 1, 2)
 NUMBER = re.compile(r"\nThe magic number of the (\w+) is (\d{5})\.\n")
 
@@ -49,19 +47,6 @@ def test_loss_divergence_and_agreement_are_those_of_the_logits():
     assert found.agreement == float((complete.argmax(-1) == changed.argmax(-1)).double().mean())
 
 
-def test_the_error_of_the_residual_stream_is_that_of_each_block():
-    model, tokens, policy = make_model(), draw_tokens(), StreamingLLM(1, 4)
-    (found,) = measure_downstream(model, tokens, [policy], prompt=PROMPT)
-    streams = []
-    for changes in ([], [ApplyPolicy(policy, PROMPT)]):
-        with regard.intervene(model, *changes), regard.record(model, keep="residual") as recording, torch.no_grad():
-            model(tokens)
-        streams.append([recording.residual(layer)[:, PROMPT:-1] for layer in range(LAYERS)])
-    errors = [float(((y - x).norm(dim=-1) / x.norm(dim=-1)).mean()) for x, y in zip(*streams, strict=True)]
-    assert found.residual == pytest.approx(errors, rel=1e-9)
-    assert min(errors) > 0.01
-
-
 def test_a_policy_that_keeps_everything_changes_nothing():
     (found,) = measure_downstream(make_model(), draw_tokens(), [Knorm(1.0)], prompt=PROMPT)
     assert max(found.residual) < 1e-9
@@ -79,16 +64,6 @@ def test_a_needle_is_found_if_the_greedy_answer_is_right():
     complete, same, other = find_needles(model, [right, wrong], [Knorm(1.0), StreamingLLM(0, 1)])
     assert complete == same == [True, False]
     assert other == [False, False]
-
-
-@pytest.mark.parametrize("forms", ["knorm:budget=0.5", Knorm(0.5), ["knorm:budget=0.5", Knorm(0.5)]], ids=str)
-def test_policies_are_values_or_text(forms):
-    model, tokens = make_model(), draw_tokens(1)
-    values = [Knorm(0.5)] * (len(forms) if isinstance(forms, list) else 1)
-    task = NeedleTask("single", tuple(tokens[0].tolist()), PROMPT, tokens.shape[1] - 1)
-    found = measure_downstream(model, tokens, forms, prompt=PROMPT)
-    assert found == measure_downstream(model, tokens, values, prompt=PROMPT)
-    assert find_needles(model, [task], forms) == find_needles(model, [task], values)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "common words"])
@@ -135,48 +110,6 @@ def test_a_task_has_the_needles_of_its_kind_whole_and_its_answer_follows_from_th
     assert number in question
     assert [first, *(name for name, _ in others)] == answer
     assert [value for _, value in others] == answer[:-1]
-
-
-def test_needles_lie_at_all_depths_of_the_text():
-    tasks = make_needle_tasks(Letters(), HAYSTACK, length=1200, kinds=["single"], count=60, seed=3)
-    depths = sorted(decode(task.tokens).index("The magic") / task.context for task in tasks)
-    assert depths[5] < 0.2
-    assert 0.3 < depths[30] < 0.7
-    assert depths[-5] > 0.8
-
-
-def test_a_task_of_a_vocabulary_of_pairs_has_no_more_tokens_than_were_asked_for():
-    vocabulary = regard.GPT2.load("pocket").text
-    for task in make_needle_tasks(vocabulary, STORY, length=300, count=2, seed=11):
-        assert 200 < len(task.tokens) <= 300
-        words = vocabulary.decode(list(task.tokens))
-        answer = vocabulary.decode(list(task.tokens[task.answer :])).strip()
-        assert words.endswith(answer)
-        for part in answer.split(", "):
-            assert part in vocabulary.decode(list(task.tokens[: task.context]))
-
-
-def test_the_common_word_is_listed_ten_times_as_often_as_every_other_one():
-    haystack = "the quick brown foxes jump over lazy dogs while seven wizards brew quiet potions under dusty bridges"
-    for length in (500, 600):
-        for task in make_needle_tasks(Letters(), haystack, length=length, kinds=["common words"], count=3, seed=5):
-            listed, question, answer = (
-                decode(task.tokens[part])
-                for part in (slice(task.context), slice(task.context, task.answer), slice(task.answer, None))
-            )
-            numbers, words = zip(*(entry.split(". ") for entry in re.findall(r"\d+\. [a-z]+", listed)), strict=True)
-            assert list(map(int, numbers)) == list(range(1, len(words) + 1))
-            counts = Counter(words)
-            assert counts.pop(answer.strip()) == 30
-            assert set(counts.values()) == {3}
-            assert set(counts) < set(haystack.split())
-            assert question == "\nThe most common word in the list is"
-            assert length - 40 <= len(task.tokens) <= length  # another word would have taken three times its letters
-
-
-def test_tasks_are_the_same_for_a_seed_and_others_for_another():
-    made = [make_needle_tasks(Letters(), "afar bold cold dark " * 300, length=800, seed=seed) for seed in (0, 0, 1)]
-    assert made[0] == made[1] != made[2]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """The context under a policy by compiled passes is that of `attention` with the policy's mask in float64."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -59,19 +57,6 @@ def test_the_context_is_that_of_the_formula_within_the_bound(policy, kind):
     scores = float((q.abs() @ k.abs().repeat_interleave(3, 1).mT).max()) * inputs.build_map().planes.request.scale
     rounding = 4 * (gamma(torch.float32, 7 + 4) * scores + gamma(torch.float32, 211) + 8 * unit_roundoff(torch.float32))
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=rounding * float(v.abs().max()))
-
-
-def test_a_mask_that_no_pass_knows_and_other_dtypes_are_left_to_attention():
-    q, k, v = (torch.randn(1, 2, 9, 4) for _ in range(3))
-    inputs = AttentionInputs(q=q, k=k, v=v, prompt=5)
-    table = regard.Given(torch.ones(9, 9, dtype=torch.bool))
-    assert compute_policy_context(inputs, table) is None
-    doubled = replace(inputs, q=q.double(), k=k.double(), v=v.double())
-    assert compute_policy_context(doubled, Knorm(3).choose_keys(doubled)) is None
-    rounded = replace(inputs, v=v.bfloat16())
-    assert compute_policy_context(rounded, Knorm(3).choose_keys(rounded)) is None
-    q[0, 0, 3, 1] = torch.nan
-    assert compute_policy_context(inputs, Knorm(3).choose_keys(inputs)) is None
 
 
 @pytest.mark.parametrize("policy", [Knorm(5), Quest(8, 4)], ids=lambda policy: policy.label)

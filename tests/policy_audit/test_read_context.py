@@ -7,7 +7,6 @@ import regard
 from observe.models import gpt2, llama
 from policies.test_policy import SHIPPED
 from policy_audit.small_models import make_model
-from regard import ConfigError
 from regard.policies import Knorm, StreamingLLM
 from regard.policy_audit import ApplyPolicy, NeedleTask, find_needles
 from regard.policy_audit.read_context import ReadContext
@@ -61,14 +60,3 @@ def test_a_context_is_read_only_where_a_cache_holds_every_key():
     sizes = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, "intermediate_size": 32}
     sliding = MistralForCausalLM(MistralConfig(num_hidden_layers=2, vocab_size=101, sliding_window=8, **sizes)).eval()
     assert ReadContext.read(sliding, draw_tokens()) is None
-
-
-@torch.no_grad()
-def test_another_context_is_refused(model):
-    tokens = draw_tokens()
-    context = ReadContext.read(model, tokens[:, :CONTEXT])
-    with pytest.raises(ConfigError, match="changes what the queries of the prompt read"):
-        context.continue_with(tokens[:, CONTEXT:], StreamingLLM(2, 5))
-    other = ReadContext(model, CONTEXT - 1, context.cache, context.recording)
-    with pytest.raises(ConfigError, match=r"of the prompt of 30 tokens.* it has 31, and .* 10 queries on 41"):
-        other.continue_with(tokens[:, CONTEXT:], Knorm(3))

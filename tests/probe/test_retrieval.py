@@ -1,19 +1,17 @@
 import math
-from collections import Counter
 
 import pytest
 import torch
 
 from attribution.small_models import make_model
 from probe.induction_model import CONTEXT, VOCABULARY, make_induction_model
-from regard import ConfigError, DataError
+from regard import DataError
 from regard.models import GPT2
 from regard.probe.retrieval import (
     DEPTHS,
     NEEDLES,
     NeedlePrompt,
     make_needle_prompts,
-    measure_recall,
     measure_retrieval,
     score_prompt,
     write_greedily,
@@ -123,20 +121,3 @@ def test_the_answer_is_the_likeliest_token_each_time(name):
     assert write_greedily(subject, tokens, 9) == expected[len(tokens) :]
     if name == "own":
         assert len(write_greedily(model, tokens, 50)) == CONTEXT - len(tokens)
-
-
-def test_recall_counts_each_token_as_often_as_it_stands_in_the_needle():
-    prompt = NeedlePrompt((9, 1, 1, 2, 3, 9), range(1, 5))
-    assert measure_recall(prompt, [1, 5, 3, 3]) == 0.5
-    assert measure_recall(prompt, [1, 1, 2, 3]) == 1
-    assert Counter(prompt.tokens)[1] == 2
-
-
-def test_no_prompts_are_refused():
-    with pytest.raises(ConfigError, match="at least one prompt"):
-        measure_retrieval(make_model("gpt2"), [])
-
-
-def test_a_prompt_that_fills_the_context_is_refused():
-    with pytest.raises(ConfigError, match="40 tokens, and the model's context is 40"):
-        measure_retrieval(make_model("gpt2"), [NeedlePrompt(tuple(range(3, 43)), range(5, 15))])

@@ -1,4 +1,7 @@
-"""One Chromium for all tests that look at what a browser shows: playwright runs one at a time in a process."""
+"""One Chromium for all tests of a file that look at what a browser shows.
+
+Its event loop stays in the process until it is closed, and no test could start another, so files do not share it.
+"""
 
 from collections.abc import Iterator
 
@@ -6,7 +9,7 @@ import pytest
 from docs.chromium import find_chromium, launch_chromium
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[object]:
     if find_chromium() is None:
         pytest.skip("there is no chromium here: make browser installs Debian's")

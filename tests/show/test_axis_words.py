@@ -3,11 +3,11 @@ import torch
 
 import regard
 from regard import ConfigError
-from regard.show.axis_words import choose_attention_kind, describe_bytes, find_word, get_axis_words, get_key_words
+from regard.show.axis_words import choose_attention_kind, find_word, get_axis_words
 from regard.show.recording_views import render_row
 from regard.show.terminal_colors import TerminalArea
 from show.page.server_client import rows_and_keys
-from show.small_recordings import WORDS, record_small_model, record_translator
+from show.small_recordings import WORDS
 
 
 def test_a_word_is_found_at_the_last_of_its_places():
@@ -22,34 +22,10 @@ def test_a_word_of_several_tokens_stands_where_its_last_one_does():
         find_word("our", words)
 
 
-def test_a_number_is_a_place_unless_it_is_a_word():
-    assert find_word("5", WORDS) == (5, [5])
-    assert find_word("-1", WORDS) == (16, [16])
-    assert find_word("1", ["3", "1", "4", "1", "5"]) == (3, [1, 3])
-
-
 @pytest.mark.parametrize("asked", ["wizard", "17", "-18", "", "he"])
 def test_what_is_neither_is_refused_with_some_words_of_the_text(asked):
     with pytest.raises(ConfigError, match=r"nor a number from 0 to 16\. The first words are 'The', 'cat', 'saw'"):
         find_word(asked, WORDS)
-
-
-def test_words_are_those_of_the_batch_row_or_numbers():
-    recording = record_small_model()
-    assert get_key_words(recording, 0, 17) == WORDS
-    assert get_key_words(recording, 0, 3) == ["0", "1", "2"]
-    recording.tokens = [["a", "b"], ["c", "d"]]
-    assert get_key_words(recording, 1, 2) == ["c", "d"]
-    recording.tokens = list(WORDS)
-
-
-def test_it_is_said_where_letters_were_cut_into_bytes_and_nowhere_else():
-    assert describe_bytes(["a", " caf", "\\xc3", "\\xa9"]) == (
-        "Letters that the model has no tokens for are read byte by byte and shown like \\xc3."
-    )
-    assert "like �." in describe_bytes(["\ufffd"])
-    for words in (WORDS, ["\\t", "\\x", "x41", "日本"], []):
-        assert describe_bytes(words) is None
 
 
 def test_the_queries_of_cross_attention_have_their_own_words():
@@ -75,14 +51,6 @@ def test_queries_are_the_last_of_their_keys_and_have_numbers_where_they_are_more
         assert "token 3" in rows[0].plain
         row = recording.map(0, 1)[0, 0, 3 - max(5 - queries.shape[2], 0)]
         assert f"{float(row.max()):.3f}" in "".join(line.plain for line in rows)
-
-
-def test_cross_attention_is_shown_where_there_is_nothing_else():
-    assert choose_attention_kind(record_translator()) == "cross"
-    assert choose_attention_kind(record_translator("transformer")) == "self"
-    assert choose_attention_kind(record_translator("transformer"), "cross") == "cross"
-    with pytest.raises(ConfigError, match="this recording has no self attention; it has cross"):
-        choose_attention_kind(record_translator(), "self")
 
 
 def test_of_attention_without_a_softmax_it_is_said_how_to_see_it():

@@ -19,11 +19,6 @@ def test_the_ends_of_a_scale_are_finite_and_in_order_whatever_the_values(values)
         assert low < high < math.inf
 
 
-def test_only_what_can_be_drawn_moves_the_ends():
-    assert LinearScale().ends([2.0, -math.inf, math.nan, 5.0, math.inf]) == (2, 5)
-    assert Log().ends([0.0, -3.0, 0.01, 2.0]) == (0.01, 2)
-
-
 def test_colour_is_even_while_attention_lies_on_large_weights_and_goes_by_ratios_where_much_lies_on_small_ones():
     sharp = torch.eye(20, dtype=torch.float64).clamp(min=0.01).tril()
     spread = torch.ones(20, 20, dtype=torch.float64).tril() / torch.arange(1, 21).unsqueeze(1)
@@ -48,9 +43,3 @@ def test_of_any_weights_there_is_a_scale(weights, tokens):
 def test_a_scale_that_does_not_go_up_is_refused(scale, low, high):
     with pytest.raises(ConfigError, match="low must be below high"):
         scale(low, high)
-
-
-@pytest.mark.parametrize("low", [0, -1])
-def test_a_log_scale_begins_above_zero(low):
-    with pytest.raises(ConfigError, match="above 0"):
-        Log(low)

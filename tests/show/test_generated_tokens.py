@@ -4,7 +4,7 @@ import torch
 from regard.generate import choices
 from regard.models import GPT2, GPT2Config
 from regard.observe import record
-from regard.show.generated_tokens import MAX_ATTENDED, describe_tokens, list_attended, select_last_layers
+from regard.show.generated_tokens import MAX_ATTENDED, describe_tokens, list_attended
 from regard.text.number_tokenizer import NumberTokenizer
 
 PROMPT, NEW, CONTEXT, WORDS, TOP = [3, 1, 4, 1, 5], 6, 11, 17, 3
@@ -51,13 +51,3 @@ def test_one_forward_over_the_text_tells_what_each_token_attended_to_as_it_was_c
         assert [near.position for near in attended] == places.tolist()
         assert [near.weight for near in attended] == pytest.approx(values.tolist(), rel=1e-10)
         assert all(near.word == words[near.position] for near in attended)
-
-
-def test_no_alternatives_are_listed_that_were_not_requested(model):
-    (one,) = describe_tokens(choices(model, [PROMPT], 1, seed=7), NumberTokenizer())
-    assert one.likeliest == []
-
-
-@pytest.mark.parametrize(("layers", "last"), [(1, [0]), (3, [2]), (6, [5]), (8, [6, 7]), (12, [9, 10, 11])])
-def test_the_last_layers_are_a_quarter_of_them_and_at_least_one(layers, last):
-    assert list(select_last_layers(layers)) == last

@@ -6,7 +6,6 @@ import torch
 
 from regard import ShapeError
 from regard.show import color_ramp
-from regard.show.color_scale import compute_signed_limit
 from regard.show.head_grid_figure import draw_head_grid
 from show.pictures import assert_readable, vectors
 
@@ -50,11 +49,6 @@ def test_blue_is_above_zero_brown_below_and_equal_sizes_are_equally_strong():
         np.testing.assert_allclose(found, np.array(color_ramp.shade_signed(share)) / 255, rtol=0, atol=1 / 128)
     assert color_ramp.shade_signed(0) == color_ramp.PAPER
     assert ["#{:02x}{:02x}{:02x}".format(*color_ramp.shade_signed(end)) for end in (1, -1)] == ["#2166ac", "#b35806"]
-
-
-def test_the_limits_are_the_largest_finite_value_in_size():
-    assert compute_signed_limit([0.5, -2.0, math.nan, math.inf]) == 2
-    assert compute_signed_limit([]) == compute_signed_limit([0.0, math.nan]) == 1
 
 
 @pytest.mark.parametrize("share", [0.25, 0.5, 1.0])

@@ -1,10 +1,7 @@
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
-from matplotlib.text import Text
-from rich.cells import cell_len
 
 import regard
 from observe.models import gpt2, words
@@ -12,14 +9,11 @@ from regard import AttentionMap, ConfigError
 from regard.models import GPT2, GPT2Config
 from regard.observe import record
 from regard.observe.classification.head_classification import heads
-from regard.observe.classification.head_kinds import ACTIONS, THRESHOLDS
-from regard.observe.head_table import Head, Heads
+from regard.observe.head_table import Heads
 from regard.show.head_figure import BINS, figure
 from regard.show.head_summary import (
     KIND_MEANINGS,
-    MAX_TOKENS,
     find_strongest_link,
-    render_grid,
     render_grids,
     render_kinds,
     render_links,
@@ -54,36 +48,12 @@ def table(short):
     return heads(short)
 
 
-def test_links_between_what_has_no_tokens_are_not_called_tokens():
-    found = record_words(20)
-    rows = Heads(tuple(replace(row, kind="previous token") for row in heads(found)))
-    assert "a token with those before it" in next(render_links(found, rows, 80)).plain
-    found.tokens = None
-    heading, first, *_ = (line.plain for line in render_links(found, rows, 80))
-    assert "token" not in heading
-    assert "query" in first
-
-
 @pytest.mark.slow
 def test_the_kinds_are_counted_and_each_is_explained(table):
     said = [line.plain for line in render_kinds(table, 200)]
     assert sum(int(line.split()[0]) for line in said) == len(table) == 12
     for row in table:
         assert any(f" {row.kind} " in line and line.endswith(f"  {KIND_MEANINGS[row.kind]}") for line in said)
-
-
-@pytest.mark.parametrize("width", [30, 40, 80])
-def test_on_a_narrow_screen_the_sentences_take_more_lines(width):
-    rows = tuple(Head(0, "a", n, kind, {"entropy": 0.0}) for n, kind in enumerate(KIND_MEANINGS))
-    lines = [line.plain for line in render_kinds(Heads(rows), width)]
-    assert max(map(len, lines)) <= width
-    told = " ".join(" ".join(lines).split())
-    assert all(f"1 {kind} {sentence}" in told for kind, sentence in KIND_MEANINGS.items())
-
-
-def test_every_pattern_that_names_a_head_has_its_sentence():
-    assert {*THRESHOLDS, "stripe", "broad", "local"} == set(ACTIONS)
-    assert {*ACTIONS, "unclear"} == set(KIND_MEANINGS)
 
 
 @pytest.mark.slow
@@ -97,20 +67,6 @@ def test_lines_keep_to_the_screen(short, table, width):
     lines += render_links(short, table, width)
     assert all(line.cell_len <= width for line in lines)
     assert len(lines) >= len(table) + 2
-
-
-@pytest.mark.parametrize(("width", "hidden"), [(40, True), (500, False)])
-def test_scores_that_a_table_has_no_room_for_are_counted_below_it(table, width, hidden):
-    first, *lines = (line.plain for line in render_table(table, width, show_all=True))
-    count = len(table.detectors) + 2 - len(first.split())
-    assert (f"a wider window or --csv shows {count} more scores" in " ".join(lines)) == hidden == (count > 0)
-
-
-@pytest.mark.slow
-def test_a_short_table_has_the_clearest_of_each_kind(table):
-    clearest = select_clearest(table)
-    assert {row.kind for row in clearest} == {row.kind for row in table}
-    assert len(clearest) <= 3 * len({row.kind for row in table})
 
 
 def test_kinds_stand_in_the_order_of_what_they_tell_and_heads_without_a_clear_kind_last(table):
@@ -131,23 +87,6 @@ def test_the_strongest_link_is_the_largest_weight_that_is_neither_on_itself_nor_
     expected = best.values.masked_fill(plain, -1).max()
     assert weight == pytest.approx(float(expected), rel=1e-10)
     assert float(dense[query, key]) == pytest.approx(weight, rel=1e-10)
-
-
-def test_a_few_tokens_are_drawn_with_their_words(recording):
-    drawn = figure(recording, 1, 3, queries=slice(20, 30), keys=slice(15, 30))
-    main = drawn.axes[0]
-    assert [text.get_text() for text in main.get_yticklabels()] == [f" w{n}" for n in range(20, 30)]
-    values = main.collections[0].get_array().reshape(10, 15)
-    np.testing.assert_allclose(values.filled(0), recording.map(1, 3)[0, 0, 20:30, 15:30], rtol=0, atol=1e-12)
-
-
-def test_what_no_query_may_see_is_hatched_among_words_and_paper_in_a_picture(recording):
-    drawn = figure(recording, 1, 3, queries=slice(20, 30), keys=slice(15, 30))
-    assert [text.get_text() for text in drawn.legends[0].get_texts()] == ["hidden (−∞)"]
-    dense = recording.map(1, 3).dense()[0, 0, :60, :60].numpy()
-    main = figure(recording, 1, 3, queries=slice(60), keys=slice(60)).axes[0]
-    assert (main.images[0].get_array().mask == (dense == 0)).all()
-    assert main.get_xlabel() == "keys"
 
 
 def test_many_tokens_are_drawn_in_bins_that_lose_no_strong_weight(recording):
@@ -175,28 +114,6 @@ def test_the_strongest_link_of_cross_attention_goes_from_one_text_to_the_other()
     ]
     assert line.endswith(f"{WRITTEN[query].strip()} → {READ[key].strip()}")
     assert line.split()[1] == f"{float(dense.max()):.2f}"
-
-
-def test_a_figure_of_a_recording_with_cross_attention_alone_is_of_that_and_says_so():
-    shown = {text.get_text().strip() for text in figure(record_translator(), 0, 0).findobj(Text)}
-    assert {"layer 0, head 0 of cross attention", *(word.strip() for word in (*WRITTEN, *READ))} <= shown
-    own = {text.get_text() for text in figure(record_translator("transformer"), 0, 0).findobj(Text)}
-    assert "layer 0, head 0" in own
-    with pytest.raises(ConfigError, match="no self attention was recorded, but cross attention: pass kind='cross'"):
-        figure(record_translator(), 0, 0, kind="self")
-
-
-def test_in_cross_attention_the_first_word_is_as_good_as_any():
-    m = AttentionMap(torch.tensor([[10.0, 0, 0], [0, 0, 2]])[None, None], torch.eye(3)[None, None], scale=1)
-    assert find_strongest_link(m)[:2] == (1, 2)
-    assert find_strongest_link(m, "cross")[:2] == (0, 0)
-
-
-def test_a_first_token_that_sees_itself_alone_has_no_strongest_link():
-    bias = torch.zeros(1, 1, 3, 3).masked_fill(~torch.ones(3, 3).tril().bool(), -torch.inf)
-    m = AttentionMap(torch.eye(3)[None, None] * 2, torch.eye(3)[None, None], bias=bias, scale=1)
-    assert int(m.dense()[0, 0].amax(1).argmax()) == 0
-    assert find_strongest_link(m)[:2] == (1, 1)
 
 
 def test_after_padding_on_the_left_the_strongest_link_is_neither_of_padding_nor_on_the_first_token():
@@ -230,20 +147,6 @@ def test_every_weight_of_every_head_is_its_tenths(short_recording):
             assert [int(one) for one in said] == [min(int(10 * float(w)), 9) for w in weights[query, : query + 1]]
 
 
-@pytest.mark.parametrize("width", [40, 80, 200])
-def test_the_squares_fit_on_the_screen(short_recording, width):
-    for line in render_grids(short_recording, heads(short_recording), width, "truecolor"):
-        assert cell_len(line.plain) <= width
-        assert "\x1b" not in line.plain
-
-
-def test_a_long_text_has_none(short_recording):
-    found = heads(short_recording)
-    short_recording.tokens, words = ["a"] * (MAX_TOKENS + 1), short_recording.tokens
-    assert not list(render_grids(short_recording, found, 80, None))
-    short_recording.tokens = words
-
-
 def test_the_square_of_cross_attention_has_a_row_a_word_written_and_a_column_a_word_read():
     lines = [
         line.plain for line in render_grids(record_translator(), heads(record_translator(), kind="cross"), 80, None, "cross")
@@ -254,8 +157,3 @@ def test_the_square_of_cross_attention_has_a_row_a_word_written_and_a_column_a_w
     for line, word, row in zip(lines[2:], WRITTEN, dense, strict=True):
         assert line.split()[0] == word.strip()
         assert [int(one) for one in line.replace("·", "0").split()[1:]] == [min(int(10 * float(w) + 1e-6), 9) for w in row]
-
-
-def test_keys_without_weight_are_hidden_ones_only_where_a_text_attends_to_itself():
-    assert [line.plain for line in render_grid("x", ["a", "b"], torch.eye(2), None)] == ["x", "a  9", "b  · 9"]
-    assert [line.plain for line in render_grid("x", ["a", "b"], torch.eye(2, 3), None)] == ["x", "a  9 · ·", "b  · 9 ·"]

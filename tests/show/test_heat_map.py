@@ -38,20 +38,6 @@ def test_every_weight_of_a_short_text_is_written_beside_its_word():
         assert said == pytest.approx(expected, abs=0.00501)  # two places
 
 
-def test_two_weights_share_a_half_block_in_their_own_colours():
-    m = record_small_model().map(0, 0)
-    found = list(render_heat_map(m, WORDS, "title", TerminalArea(40, 10, "truecolor")))
-    dense, top = m.dense()[0, 0], float(m.dense().max())
-    for n, line in enumerate(found[2:11]):
-        cells = {span.start: span.style for span in line.spans if getattr(span.style, "color", None)}
-        start = line.plain.index(UPPER if UPPER in line.plain else LOWER)
-        for key in range(min(2 * n + 1, 17)):
-            style = cells[start + key]
-            assert tuple(style.color.triplet) == shade(float(dense[2 * n, key]) / top)
-            if 2 * n + 1 < 17:
-                assert tuple(style.bgcolor.triplet) == shade(float(dense[2 * n + 1, key]) / top)
-
-
 @pytest.mark.parametrize("width", [40, 60, 100])
 def test_where_there_is_room_each_weight_has_a_cell_of_its_own_colour(width):
     m = record_small_model().map(1, 1)
@@ -69,16 +55,6 @@ def test_where_a_query_may_not_see_nothing_is_drawn():
     assert first.count(LOWER) == 1  # of the second query on itself
 
 
-def test_many_weights_share_a_cell_that_shows_the_largest_and_says_so():
-    found = draw_map(record_long_text(), 0, 1, 40, 10, None)
-    shown = "".join(line.plain[4:] for line in found[2:12])
-    pooled = record_long_text().map(0, 1).pooled(10, 36, "max")
-    assert sum(one != " " for one in shown) == int((pooled > 0).sum())
-    assert " ".join(line.plain for line in found[-3:]).endswith(
-        "A cell is 70 queries (down) by 19 or 20 keys (across), and shows the largest of its weights."
-    )
-
-
 def test_a_long_text_is_drawn_without_the_matrix():
     q, k = torch.randn(2, 1, 1, 20_011, 2, generator=torch.Generator().manual_seed(0)).unbind()
     found = list(
@@ -87,11 +63,3 @@ def test_a_long_text_is_drawn_without_the_matrix():
         )
     )
     assert found[2].plain.lstrip().startswith("0")
-
-
-def test_the_numbers_over_the_columns_are_those_of_their_first_keys():
-    found = draw_map(record_long_text(), 0, 0, 80, 18, "256")
-    start = next(n for n, one in enumerate(found[2].plain) if one in UPPER + LOWER)
-    columns = 80 - start
-    for place in re.finditer(r"\d+", found[1].plain):
-        assert int(place[0]) == (place.start() - start) * 700 // columns

@@ -18,23 +18,10 @@ def test_every_form_of_an_image_gives_its_pixels(tmp_path):
     assert (load_image(tensor / 255) == PIXELS).all()
 
 
-def test_the_pixels_are_an_array_of_their_own(tmp_path):
-    Image.fromarray(PIXELS).save(tmp_path / "one.png")
-    for form in (tmp_path / "one.png", Image.fromarray(PIXELS), PIXELS.copy(), PIXELS[..., 0].copy(), torch.tensor(PIXELS)):
-        found = load_image(form)
-        found += 1  # read-only arrays make processors of images warn
-        assert not isinstance(form, np.ndarray) or not np.shares_memory(found, form)
-
-
 def test_an_image_without_colors_is_grey():
     grey = PIXELS[..., 0]
     for form in (grey, grey[..., None], torch.tensor(grey)[None], Image.fromarray(grey)):
         assert (load_image(form) == grey[..., None]).all()
-
-
-def test_the_numbers_of_a_models_input_are_stretched():
-    found = load_image(torch.tensor([[[-2.0, 0.0], [1.0, 2.0]]]))
-    assert found[..., 0].tolist() == [[0, 128], [191, 255]]
 
 
 @pytest.mark.parametrize("kind", [np.uint16, np.int32, np.float32])
@@ -49,12 +36,6 @@ def test_a_grey_picture_of_more_than_8_bits_is_scaled_and_not_cut_off(kind, tmp_
         assert np.abs(found[..., 1].astype(int) - expected).max() <= 1
 
 
-@pytest.mark.parametrize("mode", ["I", "F"])
-def test_bytes_in_a_picture_of_wider_numbers_stay_as_they_are(mode):
-    numbers = np.arange(35, 70, dtype=np.uint8).reshape(5, 7)
-    assert np.array_equal(load_image(Image.fromarray(numbers).convert(mode))[..., 2], numbers)
-
-
 @pytest.mark.parametrize("numbers", [[[0, 1000], [3000, 4095]], [[700, 700]], [[0, 65535]], [[0, 200]], [[1, 1]]])
 def test_integers_give_the_same_picture_in_every_form(numbers):
     words = np.array(numbers, np.uint16)
@@ -63,22 +44,12 @@ def test_integers_give_the_same_picture_in_every_form(numbers):
         assert np.array_equal(load_image(form)[..., 0], expected)
 
 
-@pytest.mark.parametrize("number", [-3, 70000])
-def test_a_flat_picture_beyond_16_bits_is_grey(number):
-    assert (load_image(Image.fromarray(np.full((2, 3), number, np.int32))) == 128).all()
-
-
 @pytest.mark.parametrize(
     "image", [7, None, {"a": 1}, np.zeros(3), np.zeros((2, 3, 5)), torch.zeros(2, 3, 4, 5), np.zeros((0, 2))]
 )
 def test_what_is_no_image_is_refused(image):
     with pytest.raises(ConfigError, match="a PIL image"):
         load_image(image)
-
-
-def test_numbers_that_are_not_finite_are_refused():
-    with pytest.raises(ConfigError, match="finite"):
-        load_image(np.array([[0.5, np.nan]]))
 
 
 def test_a_file_that_is_no_image_says_so(tmp_path):

@@ -3,10 +3,7 @@
 import re
 
 import pytest
-import torch
 
-import regard
-from regard.errors import ConfigError
 from regard.show import implicit_views
 from regard.show.heat_map import format_entry
 from regard.show.terminal_colors import TerminalArea
@@ -28,14 +25,6 @@ def read(lines):
 def find_row(lines, number):
     """The cells after the number and the word of a query."""
     return next(line for line in lines if re.match(rf" *{number} a{number}\b", line)).split()[2:]
-
-
-def test_equal_layers_take_one_line_and_say_what_they_compute(recording):
-    for width in (80, 40):
-        lines = read(implicit_views.render_layers(recording, width))
-        assert re.match(r"0 to 1 +3  silu attention", lines[1])
-        assert max(map(len, lines)) <= width
-    assert read(implicit_views.render_layers(recording, 80))[1].endswith("1")  # the first module
 
 
 def test_a_wide_screen_has_every_entry_with_its_sign(recording):
@@ -113,15 +102,6 @@ def test_a_row_lists_the_entries_largest_in_size_with_their_signs(recording, hea
     assert [bar.split()[0] for bar in bars] == [format_entry(float(row[key])) for key in order]
 
 
-def test_what_is_not_there_is_refused_in_a_sentence(recording):
-    with pytest.raises(ConfigError, match="layer 2 is out of range: there are 2 layers without a softmax"):
-        list(implicit_views.render_head(recording, (2, 0), PLAIN))
-    with pytest.raises(ConfigError, match="head 3 is out of range: layer 0 has 3 heads"):
-        list(implicit_views.render_head(recording, (0, 3), PLAIN))
-    with pytest.raises(ConfigError, match="needs the layer"):
-        list(implicit_views.render_row(recording, None, "a3", PLAIN, False))
-
-
 @pytest.mark.parametrize(
     ("value", "text"),
     [
@@ -137,13 +117,3 @@ def test_what_is_not_there_is_refused_in_a_sentence(recording):
 )
 def test_an_entry_is_written_in_few_letters(value, text):
     assert format_entry(value) == text
-
-
-def test_numbers_that_are_not_finite_are_marked():
-    model = SiluAttention().double()
-    with torch.no_grad():
-        model.q.weight[0, 0] = torch.nan
-        with regard.record(model) as recording:
-            model(torch.randn(1, 5, 15, dtype=torch.float64))
-    for window in (PLAIN, WIDE, NARROW):
-        assert "not a number" in " ".join(read(implicit_views.render_head(recording, (0, 0), window)))

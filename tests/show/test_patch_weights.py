@@ -1,18 +1,16 @@
-import math
-
 import numpy as np
 import pytest
 import torch
 from transformers import DynamicCache
 
 import regard
-from regard import ConfigError, OutOfRangeError, PatchGrid, ShapeError
+from regard import ConfigError, OutOfRangeError, PatchGrid
 from regard.models.transformers_decoder import find_cache_name
 from regard.show.image_overlay import draw_patch_weights
-from regard.show.patch_summary import compute_layer_numbers, render_patches
-from regard.show.patch_weights import compute_patch_weights, describe_others, require_patches
+from regard.show.patch_summary import render_patches
+from regard.show.patch_weights import compute_patch_weights
 from regard.show.terminal_colors import TerminalArea
-from show.vision_models import llava, make_llava, make_pixels, make_vit, record_family, swin, vit
+from show.vision_models import llava, make_llava, make_pixels, make_vit, swin, vit
 
 CLOSE = {"rtol": 1e-12, "atol": 1e-13}  # float64
 
@@ -79,28 +77,6 @@ def test_a_word_of_a_text_looks_at_the_patches_between_the_words():
     assert word.values.isnan().all()  # the patches come after this word
 
 
-def test_many_other_tokens_are_summed_up():
-    recording, _ = llava()
-    one = compute_patch_weights(recording, 0, part="language_model")
-    assert describe_others(one).count(" ") >= 4
-    assert compute_patch_weights(recording, 0, part="vision_tower").query == "class token"
-
-
-@pytest.mark.parametrize(("image", "patch", "first"), [(0, (2, 1), 0), (1, (1, 3), 8)])
-def test_each_of_the_images_in_one_sequence_is_shown_by_its_own_middle_patch(image, patch, first):
-    recording = record_family("qwen2_vl")  # 4 x 2 and 2 x 6 patches, whose attention is apart
-    found = compute_patch_weights(recording, 0, part="visual", image=image)
-    assert (found.query, found.patch) == (f"patch {patch[0]},{patch[1]}", patch)
-    assert not found.values.isnan().any()
-    other = compute_patch_weights(recording, 0, part="visual", image=image, query=8 - first)
-    assert (other.query, other.patch) == (f"patch 0,0 of image {1 - image}", None)
-    assert other.values.isnan().all()
-
-
-def test_the_class_token_is_shown_by_default_before_tokens_behind_the_patches_too():
-    assert compute_patch_weights(record_family("yolos")).query == "class token"
-
-
 def test_a_token_that_is_no_recorded_query_is_refused_and_not_taken_for_another():
     model = make_llava().model.language_model
     with torch.no_grad():
@@ -135,20 +111,6 @@ def test_a_query_that_does_not_exist_is_refused(settings, error, says):
         compute_patch_weights(vit()[0], **settings)
 
 
-def test_places_that_do_not_fit_the_map_are_refused():
-    model = make_vit()
-    with torch.no_grad(), regard.record(model) as recording:
-        model(pixel_values=make_pixels(15, 21))
-    recording.places = PatchGrid(6, 7)
-    with pytest.raises(ShapeError, match="the axis has 36 tokens"):
-        compute_patch_weights(recording, 0)
-    recording.places = None
-    with pytest.raises(ConfigError, match=r"recording\.places = regard\.PatchGrid"):
-        compute_patch_weights(recording)
-    with pytest.raises(ConfigError, match=r"recording\.places"):
-        require_patches(recording)
-
-
 @pytest.mark.parametrize("colors", [None, "truecolor"])
 def test_a_row_that_is_not_a_number_is_not_shown_as_one_that_sees_nothing(colors):
     model, pixels = make_vit(), make_pixels(15, 21)
@@ -166,50 +128,3 @@ def test_a_row_that_is_not_a_number_is_not_shown_as_one_that_sees_nothing(colors
     assert (
         "36 numbers of this query are NaN" in draw_patch_weights(np.zeros((30, 42, 3), np.uint8), [broken]).axes[1].get_xlabel()
     )
-
-
-def test_the_numbers_of_a_layer_are_means_over_the_patches_that_are_queries():
-    class Layer(torch.nn.Module):
-        def forward(self, q, k):
-            return regard.attention(q, k, k, offset=6)
-
-    torch.manual_seed(0)
-    layer, q, k = Layer(), torch.randn(1, 2, 4, 5, dtype=torch.float64), torch.randn(1, 2, 10, 5, dtype=torch.float64)
-    with torch.no_grad(), regard.record(layer) as recording:
-        layer(q, k)  # the last 4 of 9 patches, after a token that is none, as after a cache
-    recording.places = PatchGrid(3, 3, start=1)
-    weights = regard.attend(q, k, k).weights[0]
-    patches = weights[..., 1:]
-    shares = patches / patches.sum(-1, keepdim=True)
-    places = torch.tensor([divmod(patch, 3) for patch in range(9)], dtype=torch.float64)
-    found = compute_layer_numbers(recording, 0)
-    assert found.others == pytest.approx(float(weights[..., 0].mean()), rel=1e-12)
-    assert found.itself == pytest.approx(float(patches.diagonal(5, -2, -1).mean()), rel=1e-12)
-    assert found.distance == pytest.approx(float((shares * torch.cdist(places[5:], places)).sum(-1).mean()), rel=1e-12)
-    assert found.patches == pytest.approx(float(torch.special.entr(shares).sum(-1).exp().mean()), rel=1e-12)
-
-
-def test_the_queries_of_pooled_keys_are_no_patches_and_are_numbered_by_themselves():
-    torch.manual_seed(0)
-    q, k = torch.randn(1, 2, 16, 4, dtype=torch.float64), torch.randn(1, 2, 4, 4, dtype=torch.float64)
-    layer = PooledKeys(q, k).eval()
-    with torch.no_grad(), regard.record(layer) as recording:
-        layer(q)
-    recording.places = PatchGrid(2, 2, has_queries=False)
-    found = compute_patch_weights(recording, query=3)
-    torch.testing.assert_close(found.values, recording.map(0)[0, :, 3].mean(0).view(2, 2), **CLOSE)
-    assert (found.query, found.patch) == ("token 3", None)
-    with pytest.raises(ConfigError, match="are not patches"):
-        compute_patch_weights(recording, query=(0, 0))
-    assert math.isnan(compute_layer_numbers(recording, 0).distance)
-
-
-class PooledKeys(torch.nn.Module):
-    """Attention of 16 tokens to 4 keys."""
-
-    def __init__(self, q, k):
-        super().__init__()
-        self.k = torch.nn.Buffer(k)
-
-    def forward(self, q):
-        return torch.nn.functional.scaled_dot_product_attention(q, self.k, self.k)

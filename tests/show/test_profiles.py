@@ -1,12 +1,9 @@
 import numpy as np
 import pytest
 import torch
-from matplotlib.colors import to_hex
 from transformers import BertConfig, BertModel
 
 import regard
-from regard.errors import OutOfRangeError
-from regard.show.figure import FAINT
 from regard.show.profiles import BINS, draw_layer_profiles, draw_profiles
 from show.pictures import assert_readable, vectors
 from show.small_recordings import record_long_text, record_small_model
@@ -52,35 +49,6 @@ def test_padding_has_no_part_in_a_profile(side, tokens):
     if tokens < BINS:
         curve = curves(draw_profiles(padded, 1, heads=[2]).axes[0])["2"]
         np.testing.assert_allclose(curve[inside], entropies[1][2], rtol=0, atol=1e-9)
-
-
-def test_all_heads_are_there_and_those_not_named_are_pale():
-    upper, _ = draw_profiles(record_small_model(), 0, heads=[1]).axes
-    assert sorted(to_hex(line.get_color()) == FAINT for line in upper.lines) == [False, True, True]
-
-
-def test_heads_have_the_numbers_that_they_have_in_the_model():
-    layer = torch.nn.Identity()
-    layer.forward = lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
-    x = torch.randn(1, 7, 5, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    with regard.record(layer, heads=[2, 5]) as recording, regard.record(layer) as whole:
-        layer(x)
-    assert set(curves(draw_profiles(recording, 0).axes[0])) == {"2", "5"}
-    np.testing.assert_array_equal(
-        *(curves(draw_profiles(one, 0, heads=[5]).axes[0])["5"] for one in (recording, whole)), strict=True
-    )
-    assert "6" in curves(draw_profiles(whole, 0, heads=[-1]).axes[0])
-    with pytest.raises(OutOfRangeError, match="one of the recorded heads, 2, 5; got 1"):
-        draw_profiles(recording, 0, heads=[1])
-
-
-def test_without_names_the_sharpest_heads_are_named():
-    upper, _ = draw_profiles(record_long_text(), 0).axes
-    means = record_small_model().map(0).entropy().mean(-1)[0]
-    assert len(means) == 3
-    labels = [line.get_label() for line in upper.lines]
-    ends = record_long_text().map(0).entropy()[0].mean(1)
-    assert labels == [str(n) for n in ends.argsort().tolist()]
 
 
 def test_a_long_text_is_drawn_in_means_that_keep_the_mean():

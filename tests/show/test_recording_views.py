@@ -6,10 +6,9 @@ import torch
 import regard
 from regard import ConfigError
 from regard.show import recording_views
-from regard.show.head_summary import find_strongest_link, render_grids
-from regard.show.recording_views import format_bar, render_bars
+from regard.show.recording_views import render_bars
 from regard.show.terminal_colors import TerminalArea
-from show.small_recordings import READ, WORDS, WRITTEN, record_long_text, record_small_model, record_translator
+from show.small_recordings import WORDS, WRITTEN, record_small_model, record_translator
 
 SCREEN = TerminalArea(80, 24, None)
 BAR, CELL = 0.501e-3, 0.501e-2  # half a unit of the last digit: bars have three places, cells of a table two
@@ -47,29 +46,10 @@ def test_the_bars_of_a_word_are_its_row_of_the_head_or_the_mean(place):
         assert weight == pytest.approx(float(row[key]), abs=BAR)
 
 
-def test_of_a_word_that_stands_at_several_places_the_last_is_taken_and_it_is_said():
-    said = [line.plain for line in recording_views.render_row(record_small_model(), (0, 0), "the", SCREEN, show_all=False)]
-    assert said[0].startswith("what 'the', token 10, attended to: layer 0, head 0: ")
-    assert said[1].startswith("It occurs 3 times, and this is the last")
-
-
 def test_the_words_are_shaded_by_what_they_receive_and_the_scale_says_how_much():
     said = [line.plain for line in recording_views.render_text(record_small_model(), SCREEN, show_all=False)]
     assert said[1].startswith("The cat saw the dog, and")
     assert said[-1].startswith("· below ")
-
-
-def test_a_layer_alone_is_the_mean_of_its_heads():
-    said = [line.plain for line in recording_views.render_head(record_long_text(), (0, None), SCREEN)]
-    assert said[0] == "layer 0, the mean of its heads"
-    assert "the mean of its weights in 2 heads." in " ".join(said[-2:])
-
-
-def test_a_head_that_was_not_recorded_is_refused():
-    with pytest.raises(ConfigError, match="head must be one of the recorded heads, 0 to 2"):
-        list(recording_views.render_head(record_small_model(), (0, 3), SCREEN))
-    with pytest.raises(ConfigError, match="layer must be below 2"):
-        list(recording_views.render_row(record_small_model(), (2, None), "cat", SCREEN, show_all=False))
 
 
 @pytest.mark.parametrize("place", [(1, 2), (1, None), None])
@@ -97,11 +77,6 @@ def test_rows_of_cross_attention_are_words_of_the_one_text_and_columns_are_named
     assert not any("The columns" in line.plain for line in recording_views.render_head(record_small_model(), (0, 0), SCREEN))
 
 
-def test_what_the_words_of_a_source_receive_is_shaded_on_them():
-    said = [line.plain for line in recording_views.render_text(record_translator(), SCREEN, show_all=False, kind="cross")]
-    assert said[1] == "".join(READ).strip()
-
-
 def test_the_largest_weights_come_first_each_with_its_word_its_place_and_how_far_back():
     lines = [line.plain for line in render_bars(ROW, WORDS, 5, TerminalArea(80, 24, None))]
     assert [float(line[:5]) for line in lines] == [0.5, 0.3, 0.1, 0.06, 0.04]
@@ -110,21 +85,10 @@ def test_the_largest_weights_come_first_each_with_its_word_its_place_and_how_far
     assert "5, itself" in lines[-1]
 
 
-def test_with_colour_the_words_before_it_are_shown_too_and_only_the_word_is_bold():
-    line = list(render_bars(ROW, WORDS, 5, TerminalArea(80, 24, "256")))[1]
-    assert "  The cat saw  " in line.plain
-    assert [line.plain[span.start : span.end] for span in line.spans if span.style == "bold"] == ["saw"]
-
-
 def test_what_is_left_out_is_summed_so_that_the_whole_row_is_described():
     *shown, rest = [line.plain for line in render_bars(ROW, WORDS, 5, TerminalArea(80, 24, None), most=2)]
     assert rest == "0.200  on 3 others"
     assert len(shown) == 2
-
-
-def test_of_a_row_beside_a_sink_only_what_was_given_is_described():
-    *_, rest = [line.plain for line in render_bars(ROW / 2, WORDS, 5, TerminalArea(80, 24, None), most=2)]
-    assert rest == "0.100  on 3 others"
 
 
 @pytest.mark.parametrize("width", [20, 40, 80, 200])
@@ -136,12 +100,6 @@ def test_bars_are_as_long_as_their_weights_and_keep_to_the_screen(width, colours
     assert longest == sorted(longest, reverse=True)
     if width >= 40:
         assert longest[1] == pytest.approx(0.6 * longest[0], abs=1)
-
-
-def test_a_bar_is_exact_to_an_eighth_of_a_cell():
-    assert format_bar(0.5, 9, "256") == "████▌"
-    assert format_bar(1.0, 3, "256") == "███"
-    assert format_bar(0.0001, 3, "256") == "▏"
 
 
 class Attention(torch.nn.Module):
@@ -173,25 +131,3 @@ def test_a_row_of_a_head_that_is_nan_is_said_to_be_and_the_others_stay(colors):
     assert [found[n].split()[:2] for n in changed] == [["4", "w4"]]
     assert found[changed[0]].split()[2:] == ["nan"] * 7
     assert found[-1] == "7 of 49 numbers are not a number (NaN): nan or ?."
-
-
-@pytest.mark.parametrize("colors", [None, "256", "truecolor"])
-def test_cells_that_are_nan_are_marked_where_no_number_fits(colors):
-    lines = list(recording_views.render_head(record_broken_query(True), (0, 1), TerminalArea(20, 4, colors)))
-    assert any("?" in line.plain and "numbers" not in line.plain for line in lines)
-
-
-@pytest.mark.parametrize("colors", [None, "256", "truecolor"])
-def test_words_and_grids_of_a_head_that_is_nan_are_drawn(colors):
-    recording, window = record_broken_query(True), TerminalArea(80, 24, colors)
-    row = "\n".join(line.plain for line in recording_views.render_row(recording, (0, 1), "4", window, True))
-    assert "7 of 7 numbers are not a number (NaN)" in row
-    assert "7 of 7 numbers" in "\n".join(line.plain for line in recording_views.render_text(recording, window, True))
-    rows = regard.heads(recording)
-    _, grid = (line.plain for line in list(render_grids(recording, rows, 80, colors))[:2])
-    assert grid.split() == ["0.0", *rows[0].kind.split(), "0.1", *rows[1].kind.split()]
-    lines = [line.plain for line in render_grids(recording, rows, 80, colors)]
-    assert [line.count("?") for line in lines] == [0] * 6 + [5] + [0] * 2
-    query, _, weight = find_strongest_link(recording.map(0, 1))
-    assert query != 4
-    assert 0 < weight <= 1

@@ -45,15 +45,6 @@ def test_a_clean_report_says_so_and_what_was_checked():
     assert all(one.what in text and one.sensitivity in text for one in report.checked)
 
 
-def test_what_was_checked_and_what_cannot_be_determined_wait_folded():
-    shown = make_report()._repr_html_()
-    opened = re.sub(r"<details.*?</details>", "", shown)
-    assert "evidence word" in opened
-    assert not {"first word", "second", "pass word"} & set(re.split(r"[<>:;]\s*", opened))
-    assert "<li>first word; second: alike</li><li>third: word</li>" in shown  # what ends alike stands together
-    assert "What cannot be determined, and what to pass (1)" in shown
-
-
 @pytest.mark.parametrize("word", [*EVIL, "\x1b]52;c;ZQ==\x07", "\x9b2J"])
 @pytest.mark.parametrize("shown", [Report._repr_html_, render_document], ids=["cell", "file"])
 def test_words_that_hold_html_are_always_text(word, shown):

@@ -1,13 +1,10 @@
 import numpy as np
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import regard
 from regard import ConfigError
-from regard.show.figure import format_word
 from regard.show.rollout_figure import draw_rollout
 from show.implicit_recordings import SiluAttention, record_implicit
-from show.page.browser.recordings import draw_queries_and_keys, record_layers
 from show.pictures import assert_readable
 from show.small_recordings import record_long_text, record_small_model
 
@@ -22,14 +19,6 @@ def test_the_last_row_is_the_rollout_and_each_row_sums_to_one():
     np.testing.assert_allclose(found[-1], regard.rollout(record_small_model(), [9])[0, 0], rtol=0, atol=1e-12)
     np.testing.assert_allclose(found[0], regard.rollout(record_small_model(), [9], layers=[0])[0, 0], rtol=0, atol=1e-12)
     np.testing.assert_allclose(found.sum(1), 1, rtol=0, atol=1e-12)
-
-
-@pytest.mark.slow
-def test_the_words_of_a_long_text_are_added_in_bins():
-    found = values(draw_rollout(record_long_text()), 1, 48)
-    assert found.sum() == pytest.approx(1, abs=1e-12)
-    whole = regard.rollout(record_long_text(), [-1])[0, 0]
-    assert found[0, 0] == pytest.approx(float(whole[: -(-700 // 48)].sum()), abs=1e-12)
 
 
 def test_layers_without_a_softmax_have_two_hues_and_their_own_rows():
@@ -58,18 +47,3 @@ def test_its_words_can_be_read():
         " cat",
         " saw",
     ]
-
-
-def test_the_title_names_a_token_of_spaces_and_is_not_cut():
-    picture = draw_rollout(record_layers(*draw_queries_and_keys(1, 1, 1), words=["  "]), 0)
-    (axes,) = [one for one in picture.axes if one.get_title(loc="left") or one.get_title()]
-    title = next(one for one in (axes._left_title, axes.title) if one.get_text())
-    assert title.get_text() == "rollout to “␣␣”, token 0"
-    assert title.get_window_extent(FigureCanvasAgg(picture).get_renderer()).x1 <= picture.bbox.width - 2
-
-
-@pytest.mark.parametrize(
-    ("word", "label"), [("\u200e", "\\u200e"), (" \xa0", " \\xa0"), ("  ", "␣␣"), ("a\u200db", "a\u200db")]
-)
-def test_no_label_of_a_token_is_invisible(word, label):
-    assert format_word(word) == label

@@ -6,11 +6,8 @@ import re
 import pytest
 import torch
 
-import regard
-from regard.show import signed_html
 from regard.show.color_scale import SIGNED_DECADES
-from regard.show.signed_html import pool_entries
-from regard.show.svg_matrix import SHADES, SIGNED_RAMP
+from regard.show.svg_matrix import SHADES
 from show.elements import Page, pixels
 from show.implicit_recordings import SiluAttention, SoftmaxAttention, pool_signed, record_implicit, record_spread
 from show.test_notebook import open_cell
@@ -23,11 +20,6 @@ NOTE = "No softmax: entries are signed, blue above 0, brown below; rows need not
 @pytest.fixture(scope="module")
 def recording():
     return record_implicit(T, SoftmaxAttention, SiluAttention, SiluAttention)
-
-
-@pytest.fixture(scope="module")
-def long_recording():
-    return record_implicit(LONG, SiluAttention, batch=1)
 
 
 def test_every_pixel_is_the_entry_it_stands_for(recording):
@@ -46,13 +38,6 @@ def test_every_pixel_is_the_entry_it_stands_for(recording):
     assert "The first of 2 batch rows." in shown
     assert "silu attention" in shown
     assert len(shown) < 300_000
-
-
-def test_the_two_hues_are_those_of_signs():
-    assert SIGNED_RAMP[round(MIDDLE)] == (255, 255, 255)
-    assert all(red > blue for red, _, blue in SIGNED_RAMP[: round(MIDDLE)])
-    assert all(blue > red for red, _, blue in SIGNED_RAMP[round(MIDDLE) + 1 :])
-    assert len(set(SIGNED_RAMP)) == len(SIGNED_RAMP)
 
 
 def test_a_long_map_whose_entries_are_mostly_small_is_drawn_over_four_decades():
@@ -81,48 +66,6 @@ def test_a_recording_shows_both_kinds_of_layers_apart(recording):
         y, x = layer * (T + 1), 2 * (T + 1)
         cells = (found[y : y + T, x : x + T] - MIDDLE) / MIDDLE * told["ends"][1]
         torch.testing.assert_close(cells.double(), dense, atol=0.501 * told["ends"][1] / MIDDLE, rtol=0)
-
-
-def test_a_recording_without_any_softmax_shows_its_layers(long_recording, monkeypatch):
-    monkeypatch.setattr(signed_html, "MAX_HEADS", 2)
-    shown = long_recording._repr_html_()
-    (entries,) = Page(shown).all("img")
-    assert json.loads(entries["data-frame"])["tileWords"] == [["layer 0"], ["head 0", "head 1"]]
-    assert "The first 2 of up to 3 heads." in shown
-    assert "a0 a1 a2" in shown
-    assert "<b>mixed</b>, 307 tokens" in shown
-
-
-def test_layers_of_other_lengths_are_counted():
-    class Twice(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.own, self.other = SiluAttention().double(), SiluAttention().double()
-
-        def forward(self, x):
-            return self.own(x), self.other(x[:, :4])
-
-    model = Twice()
-    with torch.no_grad(), regard.record(model) as recording:
-        model(torch.randn(1, 7, 15, dtype=torch.float64))
-    shown = recording._repr_html_()
-    assert "Of other lengths, and not drawn here: 1 more" in shown
-
-
-def test_of_many_entries_the_last_query_of_each_bin_is_computed(long_recording):
-    m = long_recording.map(0, kind="implicit")
-    dense = m.dense()[0]
-    found, is_sampled = pool_entries(m, 2, 10, quick=LONG**2 - 1)
-    assert is_sampled
-    for head in range(2):
-        for r in range(10):
-            row = dense[head, (r + 1) * LONG // 10 - 1]
-            for c in range(10):
-                part = row[c * LONG // 10 : (c + 1) * LONG // 10]
-                assert float(found[head, r, c]) == pytest.approx(float(part[part.abs().argmax()]), rel=1e-12)
-    whole, is_sampled = pool_entries(m, 2, 10, quick=LONG**2)
-    assert not is_sampled
-    torch.testing.assert_close(whole[1], pool_signed(dense[1], 10, 10, "max"))
 
 
 @pytest.mark.slow

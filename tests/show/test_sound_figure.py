@@ -3,7 +3,6 @@ import pytest
 import torch
 from matplotlib.image import AxesImage
 
-import regard
 from regard import AudioFrames, ConfigError, ShapeError, record
 from regard.show.sound_figure import draw_sound
 from show.implicit_recordings import SiluAttention, record_implicit
@@ -45,20 +44,6 @@ def test_the_map_and_the_waveform_share_the_axis_of_time(recording):
     assert np.array_equal(drawn_weights, m.pooled(*m.shape[2:], how="max")[0, 0].numpy())
     assert np.allclose(drawn_weights, m.dense()[0, 0].numpy(), rtol=0, atol=1e-14)  # another product than that of the picture
     assert [text.get_text() for text in below.get_yticklabels()] == ["a", "b", "c"]
-
-
-def test_the_times_of_words_are_marked_in_their_rows(recording):
-    times = regard.token_times(recording)
-    drawn = draw_sound(recording, torch.randn(7, 11), times=times)
-    marks = [(line.get_xdata()[0], *line.get_ydata()) for line in drawn.axes[1].lines]
-    assert marks == [(pytest.approx(float(second)), n, n + 1) for n, second in enumerate(times[0, :3])]
-
-
-def test_frames_that_attend_to_frames_are_drawn_too(recording):
-    recording.places = AudioFrames(0.5)
-    drawn = draw_sound(recording, torch.randn(1, 40), kind="self")
-    assert drawn.axes[1].get_xlim() == (0, 1.5)
-    recording.places = {"cross": AudioFrames(0.5)}
 
 
 def test_sound_or_times_that_do_not_fit_are_refused(recording):

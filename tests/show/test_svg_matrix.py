@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from regard.show.color_scale import LinearScale, Log
-from regard.show.svg_matrix import RAMP, SHADES, Matrix, render_img
+from regard.show.svg_matrix import SHADES, Matrix, render_img
 from show.elements import EVIL, Page, pixels
 
 
@@ -19,10 +19,6 @@ def test_a_pixel_is_the_share_of_its_value_on_either_scale(scale):
         for row in values.tolist()
     ]
     assert found.tolist() == expected
-
-
-def test_no_two_colours_of_the_ramp_are_one():
-    assert len(set(RAMP)) == SHADES
 
 
 def test_words_beside_a_picture_are_text_in_it_whatever_they_hold():

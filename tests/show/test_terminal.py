@@ -10,34 +10,22 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from regard.lectures.example_steps import ExampleStep, Line, StepTable
+from regard.lectures.example_steps import ExampleStep, StepTable
 from regard.lectures.examples import EXAMPLES, build_example
 from regard.show import color_ramp
 from regard.show.step_descriptions import describe_example
 from regard.show.terminal import (
     TableView,
     compute_heat,
-    escape_text,
     open_console,
-    print_calculations,
     print_step,
     print_wrapped,
     quote_token,
     split_columns,
-    wrap_calculation,
 )
 
 PRINTED = 0.5e-4 + 1e-7  # half a unit of the last of four places, and the float32 that is printed
 WORDS = ("Your", "journey", "日本", "שלום", "👩‍👩‍👧", "a\x1b[31mb", "[bold]x[/bold]", "\u202eevil", "\udc80", "x" * 50)
-
-
-@given(words=st.lists(st.text("abc'", min_size=1, max_size=9), min_size=1, max_size=40), width=st.integers(12, 60))
-def test_lines_that_hang_are_the_words_with_one_space_between_them(words, width):
-    file = io.StringIO()
-    print_wrapped(Console(file=file, width=width), Text(" ".join(words)), hang=2)
-    lines = file.getvalue().splitlines()
-    assert " ".join(line.removeprefix("  ") if n else line for n, line in enumerate(lines)) == " ".join(words)
-    assert all(len(line) <= width for line in lines)
 
 
 @pytest.mark.parametrize("token", [" a", "a ", "  ", " '", ".", " .", " b-c "])
@@ -101,17 +89,6 @@ def test_words_are_shown_as_written_and_steer_nothing():
     shown.encode("utf-8")
 
 
-@given(st.text())
-def test_literal_text_holds_no_control_and_keeps_every_letter(text):
-    shown = escape_text(text)
-    assert not re.search(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]", shown)
-    assert [c for c in text if c.isalnum()] == [c for c in shown if c in text and c.isalnum()] or "\\" in shown
-
-
-def test_a_word_from_right_to_left_keeps_the_numbers_after_it_in_their_columns():
-    assert escape_text("שלום 0.5") == "שלום\u200e 0.5"
-
-
 def test_heat_goes_from_the_least_to_the_greatest_finite_number():
     shares = compute_heat([[0.0, 5.0], [10.0, -math.inf]])
     assert shares[0] == [0, 0.5]
@@ -119,23 +96,6 @@ def test_heat_goes_from_the_least_to_the_greatest_finite_number():
     assert math.isnan(shares[1][1])
     assert all(map(math.isnan, compute_heat([[math.nan, math.nan]])[0]))
     assert compute_heat([[3.0, 3.0]]) == [[0, 0]]
-
-
-@pytest.mark.parametrize(("colours", "code"), [("truecolor", "48;2;"), ("256", "48;5;")])
-def test_the_greatest_number_has_the_deepest_colour(colours, code):
-    shown = render_step(square(("a", "b")), 80, colours=colours)
-    assert shown.count(code) == 4
-    deepest = (
-        "48;2;{};{};{}".format(*color_ramp.shade(1.0))
-        if colours == "truecolor"
-        else f"48;5;{color_ramp.find_terminal_shade(1.0)[0]}"
-    )
-    assert re.search(rf"{deepest}m +1.0000 ", shown)
-
-
-def test_a_terminal_of_16_colours_has_no_heat():
-    assert "48;" not in render_step(square(("a", "b")), 80, colours="standard")
-    assert "\x1b[4" not in render_step(square(("a", "b")), 80, colours="standard")
 
 
 def test_the_ramp_is_even_and_of_one_hue_and_its_ink_can_be_read():
@@ -161,11 +121,6 @@ def test_a_view_shows_its_part_and_counts_it():
     assert TableView(119, 12).get_range(3, False) == range(3)
 
 
-def test_columns_left_out_are_reported():
-    scene = ExampleStep("x", "x", "said.", (StepTable(torch.ones(2, 40), ("a", "b"), tuple(map(str, range(40))), "words"),))
-    assert "columns 1 to 12 of 40; --rows 40 shows all" in render_step(scene, 80, TableView(0, 12))
-
-
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=30), st.integers(1, 60))
 def test_columns_are_cut_into_the_fewest_runs_that_fit(widths, room):
     runs = split_columns(widths, room)
@@ -179,31 +134,11 @@ def test_columns_are_cut_into_the_fewest_runs_that_fit(widths, room):
     assert len(runs) == greedy
 
 
-def test_the_runs_of_columns_are_even():
-    assert split_columns([8] * 6, 40) == [[0, 1, 2], [3, 4, 5]]
-
-
 def test_panels_stand_side_by_side_where_there_is_room():
     panels = tuple(StepTable(torch.ones(1, 1), ("a",), ("b",), "words", f"head {n}") for n in (1, 2))
     scene = ExampleStep("x", "x", "said.", panels)
     assert re.search(r"head 1 +head 2", render_step(scene, 80))
     assert not re.search(r"head 1 +head 2", render_step(scene, 12))
-
-
-def test_a_calculation_is_broken_before_signs_and_loses_nothing():
-    text = "0.55·0.43 + 0.87·0.15 + 0.66·0.89 = 0.2365 + 0.1305 + 0.5874 = 0.9544"
-    assert list(wrap_calculation(text, 200)) == [text]
-    lines = list(wrap_calculation(text, 24))
-    assert " ".join(lines) == text
-    assert all(cell_len(line) <= 24 for line in lines)
-    assert not any(line.endswith(("+", "=")) for line in lines)
-    assert lines[-1] == "= 0.9544"
-
-
-def test_labels_stand_above_their_lines_on_a_narrow_screen():
-    file = io.StringIO()
-    print_calculations(Console(file=file, width=20), [Line("understanding", "1 + 2 = 3")])
-    assert file.getvalue() == "understanding\n  1 + 2 = 3\n"
 
 
 def test_no_color_and_a_pipe_write_no_escape_codes(monkeypatch):

@@ -19,12 +19,6 @@ def test_the_legend_keeps_to_its_room_and_has_both_ends(room, ends):
     assert numbers == sorted(numbers)
 
 
-def test_a_digit_is_a_tenth_of_the_scale():
-    heat = Heat(LinearScale(), (0.0, 1.0))
-    assert "".join(heat.get_digit(value / 10) for value in range(11)) == "·1234567899"
-    assert Heat(Log(), (0.01, 1.0)).get_digit(0.1) == "5"
-
-
 def test_a_pipe_has_lines_enough_and_no_colour_and_a_terminal_its_own():
     piped = measure_window(Console(file=io.StringIO(), width=70))
     assert (piped.width, piped.colors) == (70, None)
@@ -32,8 +26,3 @@ def test_a_pipe_has_lines_enough_and_no_colour_and_a_terminal_its_own():
     screen = measure_window(Console(file=io.StringIO(), width=70, height=30, force_terminal=True, color_system="256"))
     assert screen.colors == "256"
     assert 20 <= screen.lines < 30
-
-
-def test_where_blocks_cannot_be_written_there_is_no_colour_either():
-    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    assert measure_window(Console(file=file, force_terminal=True, color_system="256")).colors is None

@@ -3,7 +3,6 @@ import io
 import numpy as np
 import pytest
 
-from regard import DataError
 from regard.show import training_curves
 from regard.show.figure import FAINT, INKS
 
@@ -38,15 +37,6 @@ def test_every_step_is_drawn_and_the_means_of_both_losses():
 
 
 @pytest.mark.slow
-def test_skipped_batches_are_crossed():
-    rows = [{**row, "skipped": "the loss is nan", "loss_nats": float("nan")} if row["step"] in (7, 9) else row for row in ROWS]
-    picture = training_curves.draw_training_curves(rows)
-    assert picture.axes[0].lines[-1].get_xdata().tolist() == [7, 9]
-    assert np.isfinite(picture.axes[0].lines[1].get_ydata()).all()
-    render_picture(picture)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 49, 200])
 def test_a_run_of_any_length_is_drawn(count):
     render_picture(training_curves.draw_training_curves(ROWS[:count]))
@@ -65,27 +55,6 @@ def test_a_line_for_each_head_and_a_name_for_those_that_end_highest():
         assert [line.get_color() for line in coloured] == list(INKS[:3])
         assert len({line.get_linestyle() for line in coloured}) == 3  # told apart without colour
     render_picture(picture)
-
-
-def test_each_detector_is_read_off_its_own_text():
-    rows = head_rows({(0, 0): 0.5})
-    wrong = [{**row, "on": "text" if row["on"] == "repeated" else "repeated"} for row in rows]
-    for axes in training_curves.draw_head_formation([*rows, *wrong]).axes:
-        assert [len(line.get_xdata()) for line in axes.lines] == [3]
-    render_picture(training_curves.draw_head_formation(wrong))
-
-
-def test_nothing_cannot_be_drawn():
-    for draw in (training_curves.draw_training_curves, training_curves.draw_head_formation):
-        with pytest.raises(DataError):
-            draw([])
-
-
-@pytest.mark.slow
-def test_a_picture_is_written_whole(tmp_path):
-    training_curves.save_picture(training_curves.draw_training_curves(ROWS), tmp_path / "curves.png")
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_the_intervals_of_named_heads_are_bands_and_scores_that_are_not_there_have_no_panel():

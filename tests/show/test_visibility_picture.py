@@ -57,21 +57,6 @@ def test_what_differs_has_its_colour_and_its_sign():
     assert contrast(*(tuple(bytes.fromhex(colour[1:])) for colour in (drawn.MISSING_COLOR, "#ffffff"))) >= 4.5
 
 
-def test_where_nothing_differs_the_picture_has_no_sign_and_says_so():
-    sight = make_visibility([[1, 0], [1, 1]])
-    assert drawn.describe_picture(sight).endswith("Every pair is as expected.")
-    assert sum(signs(sight, sign) for sign in "+−?") == 0
-
-
-def test_a_weaker_dependence_is_paler_and_never_as_pale_as_none():
-    sight = Visibility(
-        *(torch.ones(1, 3, dtype=torch.bool) for _ in range(2)), torch.tensor([[1.0, 0.01, 1e-9]]), ("a", "b", "c")
-    )
-    found = drawn.color_found(drawn.crop_visibility(sight))
-    (depths,) = zip(*[[int(c[1:3], 16) for c, where in found.items() if where[0, n]] for n in range(3)], strict=True)
-    assert depths[0] < depths[1] < depths[2] < 0xC0
-
-
 def test_a_row_that_was_not_measured_says_so_and_differs_in_nothing():
     sight = make_visibility(LEAK)
     sight.strength[0] = torch.nan

@@ -46,25 +46,6 @@ def test_each_word_has_its_heat_map_over_the_image(recording):
     assert {image.get_clim() for image in colors} == {(0, largest)}
 
 
-def test_a_large_image_has_a_smaller_heat_map_of_its_proportions(recording):
-    drawn = draw_word_heat_map(recording, np.zeros((100 * HEIGHT, 100 * WIDTH, 3), np.uint8), 2)
-    assert list_images(drawn.axes[1])[1].get_array().shape == (341, 512)
-
-
-def test_words_without_a_name_have_their_number(recording):
-    recording.tokens = [*PROMPT, " and"]
-    assert draw_word_heat_map(recording, IMAGE, 2).axes[1].get_title(loc="left") == "word 2"
-
-
-def test_a_sequence_beyond_those_with_words_has_numbers():
-    torch.manual_seed(3)
-    with torch.no_grad(), record(model := UNet()) as recording:
-        model(torch.randn(4, 7, HEIGHT, WIDTH), torch.randn(4, WORDS, 7))
-    recording.tokens = [PROMPT, [*"vwxyz"]]
-    titles = [draw_word_heat_map(recording, IMAGE, 2, row=row).axes[1].get_title(loc="left") for row in (-1, 1, 2)]
-    assert titles == ["“x”, word 2", "“x”, word 2", "word 2"]
-
-
 @pytest.mark.parametrize("named", ["the prompt", "the sequence"])
 def test_words_beside_patches_in_one_sequence_are_named(named):
     recording = record_steps(JointModel(words_first=False))

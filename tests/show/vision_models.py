@@ -8,7 +8,6 @@ from torch import Tensor
 from transformers import LlavaConfig, LlavaForConditionalGeneration, SwinConfig, SwinModel, ViTConfig, ViTModel
 
 import regard
-from observe.families import FAMILIES
 from observe.family import Widened
 from regard import Recording
 
@@ -77,12 +76,3 @@ def record_with_eager(model: Any, **given: Tensor) -> tuple[Recording, list[Tens
         model(**given)
     part = "language_model" if "language_model" in recording.last.parts else None
     return recording, [found[name] for name in recording.layers(part=part)]
-
-
-def record_family(name: str) -> Recording:
-    """Of a small model of a family, in float64."""
-    family = next(family for family in FAMILIES if family.name == name)
-    model = family.build(torch.float64)
-    with torch.no_grad(), regard.record(model) as recording:
-        model(**family.feed(model))
-    return recording

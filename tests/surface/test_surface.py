@@ -25,6 +25,7 @@ BY_NAME = {call.name: call for call in CALLS}
 LONGEST_MESSAGE = 500
 LONGEST_SECONDS = 60  # far beyond any machine's time for one of these, far below that of a hang
 BLOCKING = {"serve"}  # which serves until it is stopped
+SLOW = {"path_effects", "probe_heads"}  # which run their model before they can tell
 RESULTS = {
     "Certificate",
     "Finding",
@@ -154,7 +155,7 @@ def test_every_parameter_of_a_public_name_is_tested_here(name):
 
 def cases() -> list[Any]:
     return [
-        pytest.param(call, parameter, id=f"{call.name}({parameter})")
+        pytest.param(call, parameter, id=f"{call.name}({parameter})", marks=[pytest.mark.slow] if call.name in SLOW else [])
         for call in CALLS
         for parameter, refused in call.refuses.items()
         if refused

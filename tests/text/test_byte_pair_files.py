@@ -38,11 +38,6 @@ def test_a_piece_that_is_too_long_is_refused(tmp_path):
         equal_letters(tmp_path, LONGEST + 1)
 
 
-def test_pairs_come_about_of_pieces_alone_as_they_were_learned():
-    words = BytePair.train(LINES, 280)
-    assert BytePair(words._pieces, words.special).pairs == words.pairs
-
-
 @pytest.mark.parametrize(
     ("word", "says"),
     [
@@ -88,11 +83,6 @@ def test_deep_json_is_refused(tmp_path):
         (tmp_path / "encoder.json").write_text(content)
         with pytest.raises(DataError, match="not a JSON object of words and their numbers"):
             BytePair.load(tmp_path)
-
-
-def test_half_of_a_surrogate_pair_is_not_learned_from():
-    with pytest.raises(DataError, match="half of a surrogate pair at 1"):
-        BytePair.train(["a\ud800b"] * 3, 300)
 
 
 def test_a_vocabulary_that_no_memory_holds_is_refused():

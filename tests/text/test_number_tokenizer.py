@@ -14,18 +14,6 @@ def test_the_numbers_of_a_text_come_back(ids):
     assert NumberTokenizer().encode(text) == ids
 
 
-@given(IDS)
-def test_each_token_is_written_as_its_own_number(ids):
-    pieces = NumberTokenizer().pieces(ids)
-    assert [int(piece) for piece in pieces] == ids
-    assert " ".join(pieces).split() == NumberTokenizer().bytes(ids).decode().split()
-
-
-def test_any_white_space_stands_between_numbers():
-    assert NumberTokenizer().encode("\n3\t1  2 ") == [3, 1, 2]
-    assert NumberTokenizer().encode(" \n") == []
-
-
 @pytest.mark.parametrize("text", ["three", "3 1 two", "3,1", "3.5", "0x3"])
 def test_what_is_no_number_is_refused_with_what_to_write(text):
     with pytest.raises(DataError, match="write the text as token numbers, for example '3 1 2'"):

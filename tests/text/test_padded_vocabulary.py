@@ -12,8 +12,3 @@ def test_a_token_beyond_the_vocabulary_is_written_as_no_character():
     assert text.encode("CAB") == ABC.encode("CAB")
     assert text.bytes([2, 3, 0, 6]).decode() == "C\ufffdA\ufffd"
     assert text.pieces([6, 1]) == ["\ufffd", "B"]
-
-
-def test_a_vocabulary_that_has_every_token_is_left_as_it_is():
-    assert pad_vocabulary(ABC, 3) is ABC
-    assert pad_vocabulary(ABC, 2) is ABC

@@ -1,6 +1,5 @@
 """The bytes of tokens, joined, are the text that they were made from."""
 
-import pytest
 import tokenizers
 import transformers
 from hypothesis import given
@@ -49,25 +48,6 @@ def test_pieces_of_wordpiece_join_to_the_text_that_its_own_decoder_writes():
     assert "##ed" in words.convert_ids_to_tokens(ids)
     assert found.bytes(ids).decode() == " " + words.decode(ids) == " " + text
     assert found.pieces(found.encode("dogs [SEP].")) == [" dog", "s", " [SEP]", "."]
-
-
-@pytest.mark.parametrize("own", [transformers.ByT5Tokenizer, transformers.PerceiverTokenizer])
-def test_a_tokenizer_of_single_bytes_is_read_without_pieces_of_wordpiece(own):
-    found = TransformersTokenizer(own())
-    assert found.bytes(found.encode("the cat")) == b"the cat"
-
-
-def test_a_text_that_begins_with_a_token_beyond_wordpiece_begins_with_no_character():
-    words = make_wordpiece()
-    found, ids = TransformersTokenizer(words), [99, *TransformersTokenizer(words).encode("dogs")]
-    assert found.restore_start(ids[0], words.decode(ids)) == found.bytes(ids).decode().replace(" dog", "dog")
-    assert found.restore_start(ids[0], words.decode(ids[:1])) == "\ufffd"
-
-
-def test_a_token_that_the_tokenizer_lacks_is_shown_as_no_character():
-    the, beyond = OF_BYTES.encode("the")[0], len(OF_BYTES.tokenizer) + 3  # embeddings may have more rows than there are tokens
-    assert OF_BYTES.bytes([the, beyond]).decode() == "the\ufffd"
-    assert OF_BYTES.pieces([beyond, the]) == ["\ufffd", "the"]
 
 
 def test_a_prompt_begins_as_every_text_does_once_and_has_no_end():

@@ -37,14 +37,6 @@ def test_a_config_is_the_same_after_it_was_written_and_read(steps, rate, prompt,
     assert TrainConfig.from_table(config.to_table()) == config
 
 
-def test_flags_stand_over_the_file_and_what_neither_says_is_the_default(tmp_path):
-    (tmp_path / "small.toml").write_text("steps = 31\nlearning_rate = 1\n[model]\nwidth = 24\nheads = 3\n")
-    config = TrainConfig.read(tmp_path / "small.toml", steps=37, model={"width": 12})
-    assert (config.steps, config.learning_rate, config.batch) == (37, 1.0, 12)
-    assert config.model == GPT2Config(layers=DEFAULT_MODEL["layers"], heads=3, width=12, context=DEFAULT_MODEL["context"])
-    assert config.model.inner == 48
-
-
 @pytest.mark.parametrize(
     ("table", "says"),
     [
@@ -123,14 +115,6 @@ def test_a_translators_config_is_the_same_after_it_was_written_and_read_and_says
     assert "pairs" not in str(TrainConfig())
     plain = TrainConfig.from_table(config.to_table(), model={"hidden": 48})
     assert (plain.model.sizes["attention"], plain.model.sizes["hidden"]) == ("additive", 48)
-
-
-def test_a_run_of_one_kind_of_model_is_not_gone_on_with_by_another(tmp_path):
-    one, other = (TrainConfig.from_table({"model": {"kind": kind}}) for kind in ("recurrent", "transformer"))
-    with pytest.raises(ConfigError, match=r"^model\.kind is 'transformer', but the run in .* has 'recurrent'"):
-        refuse_different_run(one, other, tmp_path)
-    with pytest.raises(ConfigError, match="this needs a GPT-2"):
-        _ = one.gpt2
 
 
 def test_every_field_says_what_it_is():

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard import ConfigError
 from regard.cli import main
 from regard.models import GPT2, GPT2Config
 from regard.text.corpus import TokenBatch
@@ -74,12 +73,6 @@ def block_at_a_time(shape: GPT2Config, engine: str, precision: str) -> int:
     return two - one - tokens * shape.width * rounding.stream
 
 
-def test_attention_is_planned_as_it_is_run_where_its_loops_are_compiled():
-    shape = GPT2Config(layers=1, heads=2, width=32, context=520, vocabulary=7)
-    one = estimate_cost(TrainConfig(model=shape, batch=2), 1, "ddp")
-    assert autograd_keeps(GPT2(shape), 2, False)["rest"] == pytest.approx(one.activations, rel=0.03)
-
-
 @pytest.mark.parametrize("half", [False, True])
 def test_logits_are_what_the_loss_keeps_and_its_gradient(half):
     logits = torch.randn(11, 13, requires_grad=True)
@@ -134,11 +127,6 @@ def test_shards_shrink_and_what_is_done_stays_the_same():
     assert [estimates[0].flops / one.flops for one in estimates] == [1, 8, 64]
     assert estimates[0].weights == 4 * 354_823_168
     assert estimates[0].sent == 0
-
-
-def test_a_plan_needs_an_accelerator():
-    with pytest.raises(ConfigError, match="counted from 1, got 0"):
-        estimate_cost(ONE, 0, "ddp")
 
 
 @pytest.mark.parametrize("columns", [80, 40])

@@ -1,6 +1,5 @@
 """Two processes that exchange by gloo over the loopback, and one that has all the rows: they learn the same."""
 
-import json
 import os
 import shutil
 import signal
@@ -16,14 +15,12 @@ from bounds import sum_bound
 from default_dtype import use_default_dtype
 from ranks import describe_rank, find_free_ports
 from regard import ConfigError
-from regard.models import GPT2, GPT2Config, translator
+from regard.models import GPT2, translator
 from regard.text.pairs import PairReader, Pairs
 from regard.train import begin, follow, run
 from regard.train.checkpoints import CheckpointManager
 from regard.train.distributed import read_ranks, start_engine
-from regard.train.language_task import select_by_grad_mode, wrap_blocks
 from regard.train.listeners.json_lines import LOG_NAME, ReportLog, read_rows
-from regard.train.single_process import SingleProcess
 from train import small_runs
 from train.distributed_runs import start_processes, train_in_processes
 
@@ -150,16 +147,6 @@ def test_processes_say_how_many_tokens_all_of_them_read_and_one_writes_samples(f
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
-def test_the_head_is_the_embedding_in_many_processes_too(folder, engine):
-    tied, untied = (set(weights(folder, f"{name} {engine}")) for name in ("tied", "untied"))
-    assert untied - tied == {"head.weight"}
-    assert find_largest_difference(weights(folder, "tied"), weights(folder, f"tied {engine}")) < NEAR
-    embeddings = [weights(folder, f"{name} {engine}")["tokens.weight"] for name in ("tied", "untied")]
-    assert float((embeddings[0] - embeddings[1]).abs().max()) > 1e-3  # what a head apart would learn is another thing
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["", " ddp", " fsdp"])
 def test_computing_activations_again_changes_no_bit(folder, engine):
     assert torch.equal(losses(folder, f"recomputed{engine}"), losses(folder, f"tied{engine}"))
@@ -186,21 +173,6 @@ def test_a_run_goes_on_in_another_number_of_processes(folder, name):
     assert [row["step"] for row in read_rows(folder / name / LOG_NAME)] == [*range(1, 11)]
     torch.testing.assert_close(losses(folder, name), losses(folder, "tied"), rtol=SAME, atol=0)
     assert find_largest_difference(weights(folder, name), weights(folder, "tied")) < NEAR
-
-
-@pytest.mark.slow
-def test_a_text_is_prepared_by_the_first_process_and_read_by_all(folder):
-    assert len(losses(folder, "text")) == 10  # the second would have refused to prepare it
-
-
-@pytest.mark.slow
-def test_gradients_are_exchanged_once_a_step(folder):
-    said = {engine: json.loads((folder / f"tied {engine}" / "states.json").read_text()) for engine in ("ddp", "fsdp")}
-    model = begin_in_float64(config(folder, "tied")).model
-    tensors = sum(x.nbytes for x in model.parameters())
-    assert said["ddp"]["bytes"] == {"allreduce_": tensors + 2 * 8}  # two sums of one number: targets, losses
-    assert said["fsdp"]["times"]["_reduce_scatter_base_"] == 1 + len(model.blocks)
-    assert said["fsdp"]["times"]["_allgather_base_"] == 3 * (1 + 2 * len(model.blocks))  # of three batches
 
 
 @pytest.mark.slow
@@ -266,15 +238,6 @@ def test_torchrun_trains_from_the_command_line_and_one_process_speaks(tmp_path, 
 
 
 @pytest.mark.slow
-def test_an_error_that_all_processes_meet_is_said_once(tmp_path):
-    process = torchrun(tmp_path, "--batch", "3")
-    _, err = process.communicate(timeout=300)
-    assert process.returncode == 1
-    assert err.count("regard train: batch must be a multiple of world, got batch=3, world=2.\n") == 1
-    assert err.count("regard train: ") == 1
-
-
-@pytest.mark.slow
 def test_a_signal_to_torchrun_ends_all_with_a_checkpoint(tmp_path):
     process = torchrun(tmp_path, "--batch", "4", "--steps", "1000000", "--evaluate-every", "0", "--checkpoint-every", "0")
     for line in process.stdout:
@@ -285,12 +248,6 @@ def test_a_signal_to_torchrun_ends_all_with_a_checkpoint(tmp_path):
     last = CheckpointManager(tmp_path / "run" / "checkpoints", 2).read_latest()
     assert f"SIGTERM: stopped after step {last.step:,}, which is saved" in out
     assert len(read_rows(tmp_path / "run" / LOG_NAME)) == last.step
-
-
-def test_without_torchrun_a_process_is_alone(monkeypatch, tmp_path):
-    monkeypatch.delenv("RANK", raising=False)
-    with start_engine(config(tmp_path, "tied", engine="fsdp")) as engine:
-        assert isinstance(engine, SingleProcess)
 
 
 @pytest.mark.parametrize(
@@ -325,29 +282,3 @@ def test_what_is_computed_again_draws_the_same_dice(tmp_path):
         for again in (False, True)
     ]
     assert find_largest_difference(found[0].state_dict(), found[1].state_dict()) == 0
-
-
-def test_looks_find_the_block_as_it_was():
-    either = select_by_grad_mode(lambda x: ("learning", x), lambda x: ("plain", x))
-    assert either(3) == ("learning", 3)
-    with torch.no_grad():
-        assert either(x=5) == ("plain", 5)
-
-
-def test_of_a_block_that_is_computed_again_only_the_input_is_kept():
-    kept = []
-    for again in (False, True):
-        model = wrap_blocks(GPT2(GPT2Config(**small_runs.SIZES, vocabulary=29)), activation_checkpointing=again, compiled=False)
-        found: dict[int, int] = {}
-
-        def keep(x, found=found):
-            found[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
-            return x
-
-        block, x = model.blocks[0], torch.randn(5, 7, 12, requires_grad=True)
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-            y = block(x)
-        mine = {one.data_ptr() for one in block.parameters()}
-        kept.append(sum(size for place, size in found.items() if place not in mine))
-        y.sum().backward()
-    assert kept[1] == 5 * 7 * 12 * 4 < kept[0] / 10

@@ -1,13 +1,8 @@
-import os
-
 import pytest
-import torch
 
 from regard import ConfigError
-from regard.models import GPT2, GPT2Config
-from regard.train import TrainConfig, begin, cost_estimate, memory_need
-from regard.train.memory_need import check_memory, count_needed_bytes, get_memory_limit, read_memory_size
-from regard.train.single_process import SingleProcess
+from regard.train import begin, memory_need
+from regard.train.memory_need import count_needed_bytes
 from regard.train.translator_sizes import TranslatorSizes
 from train import small_runs
 
@@ -49,51 +44,7 @@ def test_a_vocabulary_that_makes_a_model_too_large_is_refused_when_it_is_known(t
         begin(config)
 
 
-def test_what_is_counted_is_less_than_what_a_plan_counts():
-    for precision in ("float32", "bfloat16"):
-        config = TrainConfig(
-            model=GPT2Config(layers=3, heads=2, width=34, context=23, vocabulary=97), batch=6, precision=precision
-        )
-        planned = cost_estimate.estimate_cost(config, 1, "ddp")
-        parts = count_needed_bytes(config, 1, 97)
-        assert parts["model"] + parts["activations"] <= planned.total_bytes
-        assert parts["model"] == 16 * sum(one.numel() for one in GPT2(config.model).parameters())
-
-
-def test_processes_share_the_batch_and_the_memory_of_their_machine(monkeypatch):
-    config, engine = TrainConfig(batch=8), SingleProcess()
-    assert count_needed_bytes(config, 4, 7)["batches"] * 4 == count_needed_bytes(config, 1, 7)["batches"]
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert get_memory_limit(engine) == read_memory_size()
-    engine.world = 4
-    assert get_memory_limit(engine) == read_memory_size() // 2
-
-
-def test_the_memory_of_this_machine_is_found():
-    assert 2**28 < read_memory_size() < 2**47
-    check_memory(TrainConfig(), SingleProcess())
-
-
-def test_where_the_system_does_not_say_its_memory_what_cannot_be_addressed_is_refused(monkeypatch):
-    monkeypatch.delattr(os, "sysconf")
-    assert read_memory_size() == 2**47
-
-
 @pytest.mark.parametrize(("name", "value"), [("layers", 10**9), ("width", 10**9), ("hidden", 2**70), ("vocabulary", 2**40)])
 def test_sizes_that_no_translator_has_are_refused_before_it_is_made(name, value):
     with pytest.raises(ConfigError, match=f"model.{name} must be .* at most"):
         TranslatorSizes("recurrent", {name: value})
-
-
-def test_a_plan_makes_one_layer_and_no_more(monkeypatch):
-    made = []
-    monkeypatch.setattr(cost_estimate, "GPT2", lambda config: made.append(config.layers) or GPT2(config))
-    config = TrainConfig(model=GPT2Config(layers=10**7, heads=2, width=32, context=16))
-    assert cost_estimate.estimate_cost(config, 1, "ddp").weights == 4 * config.model.parameters
-    assert made == [1]
-
-
-def test_a_plan_of_what_no_number_counts_is_refused():
-    with pytest.raises(ConfigError, match=r"model must be of 1,125,899,906,842,624 parameters at most"):
-        TrainConfig(model=GPT2Config(layers=10**9, heads=1, width=2**20))
-    assert torch.float32.itemsize * 2**50 < 2**63

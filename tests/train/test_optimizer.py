@@ -1,5 +1,3 @@
-import math
-
 import pytest
 import torch
 from hypothesis import given
@@ -54,12 +52,6 @@ def test_long_gradients_are_shortened_as_by_torch_and_short_ones_are_left(clip):
             assert_within(mine.state[one]["exp_avg_sq"], squares, sum_bound(torch.float32, 2) * squares)
 
 
-def test_every_parameter_is_in_one_group():
-    model = GPT2(GPT2Config(layers=1, heads=2, width=6, context=5, vocabulary=7))
-    grouped = [id(one) for group in optimizer.make_parameter_groups(model, 0.1) for one in group["params"]]
-    assert sorted(grouped) == sorted(id(one) for one in model.parameters())
-
-
 @st.composite
 def configs(draw) -> TrainConfig:
     return TrainConfig(
@@ -81,25 +73,3 @@ def test_it_rises_in_a_line_and_never_rises_again(config):
     decays = config.schedule == "cosine" or round(config.decay_share * config.steps)
     if fall and decays:
         assert fall[-1] == pytest.approx(0.5 * config.final_rate)
-
-
-def test_the_cosine_is_half_way_in_the_middle():
-    config = TrainConfig(steps=110, warmup=10, learning_rate=1.0, final_rate=0.2)
-    assert compute_learning_rate(10, config) == 1
-    assert compute_learning_rate(60, config) == pytest.approx(0.6)
-    assert compute_learning_rate(35, config) == pytest.approx(0.2 + 0.8 * (1 + math.cos(math.pi / 4)) / 2)
-
-
-def test_by_the_inverse_square_root_four_times_the_steps_have_half_the_rate():
-    config = TrainConfig(steps=1000, warmup=50, schedule="inverse square root", learning_rate=1.0)
-    assert [compute_learning_rate(step, config) for step in (25, 50, 200, 800)] == pytest.approx([0.5, 1, 0.5, 0.25])
-    assert compute_learning_rate(4, TrainConfig(warmup=0, schedule="inverse square root", learning_rate=1.0)) == 0.5
-
-
-def test_constant_then_decay_is_constant_until_the_last_share():
-    config = TrainConfig(
-        steps=100, warmup=10, schedule="constant then decay", decay_share=0.4, final_rate=0.0, learning_rate=1.0
-    )
-    assert [compute_learning_rate(step, config) for step in (10, 11, 60, 61, 80, 100)] == pytest.approx(
-        [1, 1, 1, 39 / 40, 0.5, 0]
-    )

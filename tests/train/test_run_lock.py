@@ -11,7 +11,7 @@ import pytest
 from regard import ConfigError
 from regard.train import begin, loop, run
 from regard.train.listeners.json_lines import read_rows
-from regard.train.run_lock import describe_holder, lock_run
+from regard.train.run_lock import describe_holder
 from train import small_runs
 
 TRAINS = """
@@ -97,24 +97,8 @@ def test_a_run_that_cannot_begin_leaves_no_folder(tmp_path):
     assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path):
-    (tmp_path / "run").write_text("a file")
-    with pytest.raises(ConfigError, match=r"out is .*run, where nothing can be written"):
-        begin(config(tmp_path))
-
-
 @pytest.mark.parametrize("content", [None, "", "[1]", '{"pid": "x", "host": 1}', "[" * 100_000])
 def test_a_holder_that_does_not_say_who_it_is_is_another_process(tmp_path, content):
     if content is not None:
         (tmp_path / ".process").write_text(content)
     assert describe_holder(tmp_path) == "another process"
-
-
-@pytest.mark.slow
-def test_a_lock_that_is_forgotten_is_given_up(tmp_path):
-    code = f"from pathlib import Path; from regard.train.run_lock import lock_run; lock_run(Path({str(tmp_path)!r}))"
-    held = lock_run(tmp_path)
-    command = [sys.executable, "-W", "error", "-c", code]
-    assert b"is in use" in subprocess.run(command, capture_output=True, check=False).stderr
-    del held
-    assert subprocess.run(command, capture_output=True, check=False).stderr == b""

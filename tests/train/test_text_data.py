@@ -4,13 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from regard import ConfigError, DataError
-from regard.models import GPT2Config
+from regard import ConfigError
 from regard.text import BytePair, Letters
 from regard.text.corpus import Corpus
 from regard.train import TrainConfig, begin, run
-from regard.train.config import refuse_different_run
-from regard.train.text_data import fit_vocabulary, load_or_prepare_corpus
+from regard.train.text_data import load_or_prepare_corpus
 from regard.train.translation_task import load_or_prepare_pairs
 from text.corpus.small_corpus import contents
 from text.pairs.small_pairs import make_pairs, write_pairs
@@ -41,13 +39,6 @@ def test_gpt2s_own_vocabulary_is_there_by_its_name(tmp_path, story):
     )
 
 
-def test_a_text_is_prepared_once(tmp_path, story):
-    config = TrainConfig(text=str(story), out=str(tmp_path / "run"))
-    first = load_or_prepare_corpus(config)
-    story.unlink()
-    assert load_or_prepare_corpus(config).checksum == first.checksum
-
-
 @pytest.mark.parametrize("vocabulary", ["gpt2", "300", "letters"])
 def test_a_vocabulary_that_a_prepared_corpus_does_not_have_is_refused(tmp_path, story, vocabulary):
     load_or_prepare_corpus(TrainConfig(text=str(story), vocabulary="262", out=str(tmp_path / "pieces")))
@@ -61,15 +52,6 @@ def test_a_vocabulary_that_a_prepared_corpus_does_not_have_is_refused(tmp_path, 
     assert load_or_prepare_corpus(TrainConfig(corpus=corpus, out=str(tmp_path / "run"))).vocabulary == 262
     letters = TrainConfig(corpus=str(tmp_path / "letters" / "corpus"), vocabulary="letters", out=str(tmp_path / "run"))
     assert load_or_prepare_corpus(letters).vocabulary == len(set(story.read_text()))
-
-
-def test_a_run_whose_stored_config_names_letters_by_default_is_resumed_on_its_corpus(tmp_path):
-    """Runs of a prepared corpus were stored with the former default, whatever the corpus was prepared with."""
-    stored = TrainConfig(corpus="pieces", vocabulary="letters")
-    refuse_different_run(stored, TrainConfig(corpus="pieces"), tmp_path)
-    assert TrainConfig(text="story.txt").vocabulary == "letters"
-    with pytest.raises(ConfigError, match=r"vocabulary is 'letters', but the run in .* has '262'"):
-        refuse_different_run(TrainConfig(text="story.txt", vocabulary="262"), TrainConfig(text="story.txt"), tmp_path)
 
 
 def decode_corpus(corpus) -> str:
@@ -106,6 +88,7 @@ def test_a_corpus_that_was_prepared_from_something_else_is_made_anew(tmp_path, s
     assert load_or_prepare_corpus(config).checksum == expected.checksum
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_run_with_a_checkpoint_refuses_another_text_and_keeps_its_own(tmp_path, story, change):
     settings = {"corpus": "", "steps": 2, "evaluate_every": 0}
@@ -118,38 +101,6 @@ def test_a_run_with_a_checkpoint_refuses_another_text_and_keeps_its_own(tmp_path
     assert contents(tmp_path / "run" / "corpus") == before
 
 
-def test_the_same_text_elsewhere_is_not_prepared_again(tmp_path, story):
-    load_or_prepare_corpus(TrainConfig(text=str(story), out=str(tmp_path / "run")))
-    made = (tmp_path / "run" / "corpus" / "corpus.json").stat().st_mtime_ns
-    story.rename(tmp_path / "moved.txt")
-    load_or_prepare_corpus(TrainConfig(text=str(tmp_path / "moved.txt"), out=str(tmp_path / "run")))
-    assert (tmp_path / "run" / "corpus" / "corpus.json").stat().st_mtime_ns == made
-
-
-def test_a_text_that_is_gone_is_not_taken_for_another_one(tmp_path, story):
-    load_or_prepare_corpus(TrainConfig(text=str(story), out=str(tmp_path / "run")))
-    with pytest.raises(DataError, match=r"none\.txt is neither a file"):
-        load_or_prepare_corpus(TrainConfig(text=str(tmp_path / "none.txt"), out=str(tmp_path / "run")))
-
-
-@pytest.mark.parametrize("content", ["", "[]", "[" * 100_000, '{"names": 5, "digest": 1, "settings": []}'])
-def test_a_corpus_that_does_not_say_what_it_is_of_is_made_anew(tmp_path, story, content):
-    config = TrainConfig(text=str(story), out=str(tmp_path / "run"))
-    checksum = load_or_prepare_corpus(config).checksum
-    story.write_text(small_runs.TEXT[::-1])
-    (tmp_path / "run" / "corpus" / "source.json").write_text(content)
-    assert load_or_prepare_corpus(config).checksum != checksum
-
-
-def test_a_folder_of_something_else_is_left_as_it_is(tmp_path, story):
-    folder = tmp_path / "run" / "corpus"
-    folder.mkdir(parents=True)
-    (folder / "notes.txt").write_text("mine")
-    with pytest.raises(DataError, match=r"holds notes\.txt, which is not part of a corpus"):
-        load_or_prepare_corpus(TrainConfig(text=str(story), out=str(tmp_path / "run")))
-    assert contents(folder) == {"notes.txt": b"mine"}
-
-
 def test_sentence_pairs_belong_to_their_files_too(tmp_path):
     config = {"out": str(tmp_path / "run"), "vocabulary": "290", "model": {"kind": "recurrent", "width": 6, "hidden": 7}}
     write_pairs(tmp_path, "some", make_pairs(30))
@@ -160,23 +111,3 @@ def test_sentence_pairs_belong_to_their_files_too(tmp_path):
         load_or_prepare_pairs(texts[1]).checksum
         == load_or_prepare_pairs(replace(texts[1], out=str(tmp_path / "fresh"))).checksum
     )
-
-
-def test_a_text_given_as_a_corpus_is_refused_with_what_to_do(story):
-    with pytest.raises(ConfigError, match=r"If it is a text, give it as text"):
-        load_or_prepare_corpus(TrainConfig(corpus=str(story)))
-
-
-@pytest.mark.parametrize("both", [{}, {"corpus": "a", "text": "b"}])
-def test_a_run_has_a_corpus_or_a_text(both):
-    with pytest.raises(ConfigError, match="a run needs either corpus"):
-        load_or_prepare_corpus(TrainConfig(**both))
-
-
-def test_a_vocabulary_may_be_larger_than_the_corpuss_and_never_smaller(tmp_path):
-    corpus = Corpus.load(small_runs.corpus(tmp_path))
-    for size, expected in ((50257, corpus.vocabulary), (64, 64)):
-        config = TrainConfig(model=GPT2Config(layers=1, heads=1, width=4, vocabulary=size))
-        assert fit_vocabulary(config, corpus).model.vocabulary == expected
-    with pytest.raises(ConfigError, match=r"model\.vocabulary is 5, but the corpus has"):
-        fit_vocabulary(TrainConfig(model=GPT2Config(layers=1, heads=1, width=4, vocabulary=5)), corpus)

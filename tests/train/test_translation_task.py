@@ -7,11 +7,11 @@ from torch import nn
 
 from bounds import assert_within, sum_bound
 from default_dtype import use_default_dtype
-from regard import ConfigError, DataError
+from regard import ConfigError
 from regard.generate.translation_search import translate
 from regard.models import translator
 from regard.text.pairs import PairReader, Pairs
-from regard.train import TrainConfig, begin, loop, optimizer, run
+from regard.train import begin, loop, optimizer, run
 from regard.train.listeners.json_lines import ReportLog
 from regard.train.seeds import seed_generators
 from regard.train.training_loop import accumulate_gradients, compute_held_out_loss
@@ -153,24 +153,6 @@ def test_a_sample_is_the_translation_of_the_prompt_or_of_a_held_out_sentence(fol
         assert found == training.task.text.decode(tokens)
 
 
-def test_of_long_sentences_nothing_is_read_where_the_config_says_so(folder, tmp_path):
-    training = begin_translation(folder, tmp_path, "plain", most_words=4)
-    whole = Pairs.load(folder / "pairs")
-    assert 0 < len(training.reader.part) < len(whole.train)
-    assert 0 < len(training.held_out.part) < len(whole.valid)
-    assert (max(training.reader.part.words), max(training.held_out.part.words)) == (4, 3)
-
-
-def test_pairs_are_prepared_into_the_folder_of_the_run_once(tmp_path):
-    write_pairs(tmp_path, "some", make_pairs(40))
-    asked = {"corpus": "", "pairs": str(tmp_path / "some"), "vocabulary": "280", "out": str(tmp_path / "run")}
-    config = small_runs.translation(tmp_path, "plain", **asked)
-    first = begin(config).task.identify_data()
-    (tmp_path / "some.en").unlink()
-    assert begin(config).task.identify_data() == first
-    assert first["pairs"] == len(Pairs.load(tmp_path / "run" / "corpus").train)
-
-
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
@@ -183,18 +165,3 @@ def test_pairs_are_prepared_into_the_folder_of_the_run_once(tmp_path):
 def test_what_cannot_be_trained_is_refused_before_the_first_step(folder, tmp_path, settings, says):
     with pytest.raises(ConfigError, match=says):
         begin_translation(folder, tmp_path, "transformer", **settings)
-
-
-def test_a_corpus_of_texts_is_no_pairs_and_pairs_are_no_corpus(folder, tmp_path):
-    small_runs.corpus(tmp_path)
-    with pytest.raises(DataError, match="holds no sentence pairs"):
-        begin_translation(folder, tmp_path, "plain", corpus=str(tmp_path / "corpus"))
-    with pytest.raises(DataError, match="is not a corpus"):
-        begin(TrainConfig(corpus=str(folder / "pairs"), out=str(tmp_path / "other")))
-
-
-def test_other_pairs_are_refused_where_a_run_goes_on(folder, tmp_path):
-    run(small_runs.translation(folder, "plain", out=str(tmp_path / "run"), steps=2))
-    small_runs.pairs(tmp_path, 80)
-    with pytest.raises(ConfigError, match="the corpus is not the one"):
-        begin(small_runs.translation(tmp_path, "plain", out=str(tmp_path / "run"), steps=3))

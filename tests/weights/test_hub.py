@@ -78,12 +78,6 @@ def test_without_the_hubs_library_the_sentence_names_it(tmp_path):
     assert 'or: pip install "regard[hub]"' in said
 
 
-@pytest.mark.slow
-def test_a_folder_comes_before_a_name(tmp_path):
-    checkpoint_formats.folder(checkpoint_formats.make_small_gpt2(), tmp_path / "gpt2")
-    assert load_in_new_python("gpt2", tmp_path) == "gpt2"
-
-
 @pytest.mark.parametrize("name", ["gpt2", "gpt2-xl", "owner/model", "owner/model-1.5b_x"])
 def test_these_are_names(name):
     assert hub.is_model_name(name)

@@ -18,17 +18,6 @@ def test_every_entry_comes_back_in_the_order_of_its_key(tmp_path, entries, in_bl
     assert list(sorted_table.read_entries(path)) == sorted(entries.items())
 
 
-@given(number=st.integers(0, 2**64 - 1), before=st.binary(max_size=3))
-def test_a_number_of_any_length_is_read_and_so_is_where_it_ends(number, before):
-    written = bundle.varint(number)
-    assert sorted_table.read_varint(before + written + b"\1", len(before)) == (number, len(before) + len(written))
-
-
-def test_a_number_without_an_end_is_refused():
-    with pytest.raises(ValueError, match="more than ten bytes"):
-        sorted_table.read_varint(b"\xff" * 20, 0)
-
-
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.integers(0, 10**6), bit=st.integers(0, 7))
 @example(place=1357, bit=0)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import WeightsError
-from regard.weights import pickles, storages
+from regard.weights import pickles
 
 CHANGES = Callable[[str, bytes], bytes | None]
 
@@ -64,19 +64,6 @@ def test_an_archive_that_was_unzipped_and_zipped_again_gives_the_same_tensors(tm
         assert_same(load(path), torch.load(path))
 
 
-def test_files_of_every_way_of_torch_to_save_are_read(tmp_path):
-    assert_same(load(save(tmp_path / "m.bin")), numbers())
-    dense = {name: x.contiguous() if name == "sliced" else x for name, x in numbers().items()}
-    torch.serialization.set_crc32_options(False)
-    try:
-        torch.save(dense, tmp_path / "unchecked.bin")
-    finally:
-        torch.serialization.set_crc32_options(True)
-    assert_same(load(tmp_path / "unchecked.bin"), dense)
-    torch.save(dense, tmp_path / "old.bin", _use_new_zipfile_serialization=False)
-    assert_same(load(tmp_path / "old.bin"), dense)
-
-
 def test_the_other_byte_order_is_read(tmp_path):
     widths = {"half": 2, "double": 8, "brain": 2}
     kept = {name: x.contiguous() for name, x in numbers().items() if name in (*widths, "a", "one")}
@@ -113,21 +100,6 @@ def test_records_that_are_missing_short_or_unknown_are_refused(tmp_path, change,
         load(zip_anew(save(tmp_path / "m.bin"), change=change))
 
 
-def test_numbers_that_were_not_written_are_refused(tmp_path):
-    with torch.serialization.skip_data():
-        save(tmp_path / "m.bin")
-    with pytest.raises(WeightsError, match="is damaged or cut short: Bad CRC-32"):
-        load(tmp_path / "m.bin")
-
-
-def test_a_record_is_refused_where_two_have_its_name(tmp_path):
-    path = save(tmp_path / "m.bin")
-    with zipfile.ZipFile(path, "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
-        archive.writestr("m/data/0", bytes(212))
-    with pytest.raises(WeightsError, match="holds m/data/0 twice"):
-        load(path)
-
-
 @pytest.mark.parametrize(("name", "beside"), [("a", "b"), ("b", "a"), ("sliced", "turned"), ("turned", "turned")])
 def test_a_changed_bit_is_noticed_in_any_part_of_a_storage_that_a_tensor_lies_in(tmp_path, name, beside):
     path = save(tmp_path / "m.bin")
@@ -154,18 +126,3 @@ def test_tensors_that_are_not_plain_numbers_are_refused(tmp_path, tensor, senten
     torch.save({"w": tensor}, tmp_path / "m.bin", _use_new_zipfile_serialization=not legacy)
     with pytest.raises(WeightsError, match=sentence):
         pickles.read_pickle(tmp_path / "m.bin")
-
-
-def test_a_shape_beyond_its_storage_is_refused(tmp_path):
-    path = save(tmp_path / "m.bin")
-    wide = {"w": torch.randn(8)}
-    torch.save(wide, path)
-    path = zip_anew(path, change=lambda name, x: x.replace(b"K\x08\x85", b"K\x09\x85") if name == "data.pkl" else x)
-    with pytest.raises(WeightsError, match=r"w has the shape \(9,\), which is more numbers than it has in the file"):
-        pickles.read_pickle(path)
-
-
-def test_a_pickle_is_not_read_beyond_its_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr(storages, "LARGEST", 100)
-    with pytest.raises(WeightsError, match=r"its m/data.pkl has [\d,]+ bytes"):
-        load(save(tmp_path / "m.bin"))

@@ -43,21 +43,6 @@ def test_a_folder_without_a_model_is_refused(tmp_path, files, sentence):
         gpt2.load_weights(tmp_path / "model")
 
 
-def test_a_folder_beside_whose_logs_a_model_lies_names_the_folder_of_the_model(tmp_path):
-    checkpoint_formats.folder(checkpoint_formats.make_small_gpt2(), tmp_path / "run" / "model")
-    (tmp_path / "run" / "log.jsonl").touch()
-    with pytest.raises(WeightsError, match=r"There is a model in .*run.model\.$"):
-        gpt2.load_weights(tmp_path / "run")
-
-
-def test_a_path_that_is_nothing_is_refused_in_a_sentence(tmp_path):
-    with pytest.raises(WeightsError, match="not a file, a folder or the name of a model: the names are pocket, sorter, gpt2"):
-        gpt2.load_weights(tmp_path / "nothing")
-    (tmp_path / "notes.txt").write_text("hello")
-    with pytest.raises(WeightsError, match=r"ends in \.txt"):
-        gpt2.load_weights(tmp_path / "notes.txt")
-
-
 def test_the_index_of_several_files_must_agree_with_them(tmp_path):
     checkpoint_formats.write_shards(checkpoint_formats.make_small_gpt2(), tmp_path)
     index = tmp_path / "model.safetensors.index.json"

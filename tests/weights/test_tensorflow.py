@@ -9,7 +9,7 @@ import torch
 
 from regard.errors import WeightsError
 from regard.weights import gpt2, sorted_table, tensorflow
-from weights import bundle, checkpoint_formats
+from weights import bundle
 
 # what tf.compat.v1.train.Saver of TensorFlow 2.21 wrote of a GPT-2 of one layer, its numbers 0, 1/8, 2/8, ... in the order of
 # ORDER
@@ -54,23 +54,6 @@ def test_what_tensorflow_itself_wrote_is_read(real):
         assert torch.equal(numbers, torch.arange(start, start + count) / 8), name
         start += count
     assert gpt2.load_weights(real).config["heads"] == 1
-
-
-def test_the_writer_of_these_tests_writes_what_tensorflow_does(real, tmp_path):
-    arrays, start = {}, 0
-    for name, shape in zip(ORDER, SHAPES, strict=True):
-        whole = (1, *shape) if name.endswith("/w") else shape
-        count = int(np.prod(shape))
-        arrays[f"model/{name}"] = (np.arange(start, start + count, dtype=np.float32) / 8).reshape(whole)
-        start += count
-    (tmp_path / "mine").mkdir()
-    bundle.write(tmp_path / "mine", arrays)
-    mine = (tmp_path / "mine" / "model.ckpt.data-00000-of-00001").read_bytes()
-    assert mine == decompress_text(DATA)
-    theirs = gpt2.load_weights(real).tensors
-    (tmp_path / "mine" / "hparams.json").write_bytes((real / "hparams.json").read_bytes())
-    for name, tensor in gpt2.load_weights(tmp_path / "mine").tensors.items():
-        assert torch.equal(tensor, theirs[name])
 
 
 def test_the_checkpoint_that_the_note_names_is_read_and_else_the_only_one(real):
@@ -119,22 +102,6 @@ def test_an_index_that_says_something_else_is_refused(tmp_path, changes, sentenc
     index_with(tmp_path, **changes)
     with pytest.raises(WeightsError, match=sentence):
         tensorflow.read_checkpoint(tmp_path)
-
-
-def test_numbers_of_another_type_are_refused_by_name(tmp_path):
-    checkpoint_formats.tensorflow(checkpoint_formats.make_small_gpt2(), tmp_path)
-    bundle.write(
-        tmp_path,
-        checkpoint_formats.openai(checkpoint_formats.make_small_gpt2())
-        | {"model/ln_f/g": np.ones(checkpoint_formats.WIDTH, np.int64)},
-    )
-    with pytest.raises(WeightsError, match="model/ln_f/g holds TensorFlow's type 9"):
-        gpt2.load_weights(tmp_path)
-    bundle.write(
-        tmp_path, checkpoint_formats.openai(checkpoint_formats.make_small_gpt2()) | {"global_step": np.ones((), np.int64)}
-    )
-    with pytest.raises(WeightsError, match="global_step is not part"):
-        gpt2.load_weights(tmp_path)
 
 
 def test_without_the_library_of_its_checksums_the_error_states_what_to_install(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from examination.wrong_calls import C, H, Rotary
 from regard import Causal, Everything
 from regard.examination import examine
-from regard.examination.call_reading.bucket_reading import FARTHEST, WHAT, compute_buckets
+from regard.examination.call_reading.bucket_reading import WHAT, compute_buckets
 
 find_buckets = T5Attention._relative_position_bucket
 SETTINGS = [(32, 128), (16, 61), (48, 203), (64, 256), (31, 97)]
@@ -68,15 +68,6 @@ def test_right_buckets_are_named_with_their_numbers(count, most, is_causal):
     assert f"of {300 if is_causal else 599} distances" in checked.sensitivity
 
 
-def test_a_max_distance_that_is_not_stated_is_one_that_gives_the_same_buckets():
-    (checked,) = examine_buckets(lambda x: find_buckets(x, True, 16, 61), 16, is_causal=False)
-    distances = torch.arange(-299, 300)
-    right = find_buckets(distances, True, 16, 61)
-    same = [n for n in range(5, FARTHEST) if torch.equal(find_buckets(distances, True, 16, n), right)]
-    assert f"max_distance={same[0]}," in checked.what
-    assert f"from {same[0]} to {same[-1]} gives the same" in checked.sensitivity
-
-
 def move_edge(x):
     """T5's causal buckets of (16, 64), of which one of several distances begins one distance late."""
     buckets = find_buckets(x, False, 16, 64)
@@ -108,17 +99,6 @@ def test_other_buckets_are_not_called_those_of_t5(name):
     assert not examine_buckets(bucket, count, is_causal, 128)
 
 
-def test_few_tokens_do_not_show_buckets():
-    sample = torch.randn(2, 8, C, generator=torch.Generator().manual_seed(3))
-
-    def refuse_more(distances):
-        if len(distances) > 8:
-            raise ValueError("at most 8 tokens")
-        return find_buckets(distances, True, 32, 128)
-
-    assert not examine_buckets(refuse_more, 32, is_causal=False, sample=sample)
-
-
 def test_the_buckets_of_transformers_own_layer_and_model_are_named():
     config = T5Config(**SIZES, relative_attention_num_buckets=24, relative_attention_max_distance=96)
     torch.manual_seed(0)
@@ -140,31 +120,6 @@ def test_the_tables_of_an_encoder_and_a_decoder_are_told_apart():
     assert named == [("bidirectional", "encoder"), ("causal", "decoder")]
 
 
-def find_direction(is_bidirectional, is_causal):
-    torch.manual_seed(0)
-    layer = Bucketed(lambda x: find_buckets(x, is_bidirectional, 32, 128), 32, is_causal)
-    (finding,) = examine(layer, expects=Causal() if is_causal else Everything()).findings
-    assert finding.kind == "wrong positions"
-    return finding
-
-
-def test_bidirectional_buckets_of_a_causal_layer_are_named():
-    finding = find_direction(is_bidirectional=True, is_causal=True)
-    assert finding.evidence == (
-        "in the layer T5's bidirectional buckets are used where no later key is seen: rows 16 to 31 of table.weight, those of "
-        "later keys, are never read"
-    )
-    assert "Prefix" in finding.cure
-
-
-def test_causal_buckets_of_an_encoder_are_named():
-    finding = find_direction(is_bidirectional=False, is_causal=False)
-    assert finding.evidence == (
-        "in the layer T5's causal buckets are used where later keys are seen: all of them have the row of the query's own key, "
-        "row 0 of table.weight"
-    )
-
-
 def test_a_table_that_an_encoder_shares_with_a_causal_layer_is_not_accused():
     class Both(nn.Module):
         def __init__(self):
@@ -178,13 +133,3 @@ def test_a_table_that_an_encoder_shares_with_a_causal_layer_is_not_accused():
 
     torch.manual_seed(0)
     assert not [one for one in examine(Both(), expects=Everything()).findings if one.kind == "wrong positions"]
-
-
-def test_a_model_whose_decoder_is_built_as_an_encoder_is_named():
-    torch.manual_seed(0)
-    model = T5Model(T5Config(**SIZES)).eval()
-    for block in model.decoder.block:
-        block.layer[0].SelfAttention.is_decoder = False
-    ids = torch.randint(101, (1, 130), generator=torch.Generator().manual_seed(3))
-    report = examine(model, expects=Everything(), scale=1, sample={"input_ids": ids, "decoder_input_ids": ids})
-    assert [one.kind for one in report.findings if "bidirectional" in one.evidence] == ["wrong positions"]

@@ -5,7 +5,7 @@ import torch
 
 from examination.subjects import case_of
 from examination.whole_models import Blocks
-from examination.wrong_calls import C, D, Rotary
+from examination.wrong_calls import D, Rotary
 from examination.wrong_constants import RotaryOfOneFrequency, RotaryRising
 from regard import examine
 from regard.examination.probes.order import check_case
@@ -62,33 +62,10 @@ def test_falling_frequencies_are_right_for_every_base(base):
     assert not [one for one in list_results(falling(base) / 8, base) if not hasattr(one, "sensitivity")]
 
 
-def test_frequencies_in_reverse_order_may_be_meant():
-    (checked, unknown) = list_results(falling(100).flip(0))
-    assert checked.what.startswith("rotary positions")
-    assert unknown.what.startswith("whether it is intended that frequencies grow with the pair of columns, from 0.0464 to 1")
-    assert "weights" in unknown.needs
-    assert not unknown.is_required
-
-
 @pytest.mark.parametrize("random", range(20))
 def test_other_frequencies_are_not_accused(random):
     frequencies = torch.rand(D // 2, generator=torch.Generator().manual_seed(random)) * 4
     assert not [one for one in list_results(frequencies) if hasattr(one, "kind")]
-
-
-def test_the_base_that_is_read_is_compared_with_the_one_that_the_layer_states():
-    (checked, unknown) = list_results(falling(100, C), 100)  # the width of all heads in the exponents
-    assert checked.sensitivity.endswith("each angle is read, of base 3.16")
-    assert unknown.what == "whether the base of rotary positions is meant to be 3.16: in the layer rope_theta states 100"
-    (checked,) = list_results(falling(100), 100)
-    assert checked.sensitivity.endswith("each angle is read, of base 100")
-
-
-def test_a_base_of_scaled_positions_is_not_doubted():
-    torch.manual_seed(0)
-    layer = Frequencies(falling(400), 100)
-    layer.rope_scaling = {"rope_type": "dynamic"}
-    assert not [one for one in check_case(case_of(layer)) if not hasattr(one, "sensitivity")]
 
 
 def test_a_grid_of_positions_has_equal_frequencies_in_both_halves():
@@ -101,14 +78,3 @@ def test_a_grid_of_positions_has_equal_frequencies_in_both_halves():
 
     torch.manual_seed(0)
     assert not [one for one in check_case(case_of(Grid())) if hasattr(one, "kind")]
-
-
-def test_rotations_that_are_applied_twice_may_be_meant():
-    class Twice(Frequencies):
-        def place(self, q, k):
-            return super().place(*super().place(q, k))
-
-    torch.manual_seed(0)
-    results = list(check_case(case_of(Twice(falling(100)))))
-    assert any("twice those of RoPE" in getattr(one, "what", "") for one in results)
-    assert not [one for one in results if hasattr(one, "kind")]

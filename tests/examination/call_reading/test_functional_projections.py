@@ -65,25 +65,6 @@ def test_the_scale_and_the_heads_are_known():
     assert f"heads are independent: {H} of width {D}" in what
 
 
-def test_the_width_of_all_heads_is_a_finding_beside_a_bias():
-    (finding,) = examine_windows(scale=C**-0.5).findings
-    assert finding.kind == "wrong scale"
-    assert finding.evidence.endswith(f"{C} is the width of all heads, not of one")
-    assert not examine_windows(scale=1.0).findings  # as T5's
-
-
-@pytest.mark.parametrize("size", [1.0, 5.0])
-def test_the_regions_of_shifted_windows_are_no_wrong_mask(size):
-    report = examine_windows(hide=hide_regions, size=size)
-    assert not report.findings
-    (seen,) = [one.what for one in report.checked if one.what.startswith("every query sees")]
-    assert seen.endswith("; of its own region in 1 calls, as in shifted windows")
-
-
-def test_without_a_mask_nothing_is_said_of_shifted_windows():
-    assert not any("shifted" in one.what for one in examine_windows(hide=lambda regions: 0 * hide_regions(regions)).checked)
-
-
 @pytest.mark.parametrize("hide", [hide_later_regions, hide_first_everywhere])
 def test_other_windows_that_hide_tokens_are_a_wrong_mask(hide):
     assert [one.kind for one in examine_windows(hide=hide, size=5.0).findings] == ["wrong mask"]

@@ -4,46 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from examination.wrong_calls import D, Rotary, T, turn_halves
+from examination.wrong_calls import D, Rotary, T
 from regard import examine
 from regard.examination.call_checks.position_checks import check_positions
 from regard.examination.call_reading.inner_calls import record_inner_calls
-from regard.examination.call_reading.late_norms import WEIGHTS, NormCall, find_late_norm
-from regard.examination.call_reading.projection_source import ModuleOutput, find_source
 from regard.examination.report import Finding
 
 H, LONG = 3, 9
-
-
-def make_norms():
-    draw = torch.Generator().manual_seed(3)
-    weights = torch.rand(D // 2, generator=draw, dtype=torch.float64) + 0.5
-    mean, plain, paired, free = (f(D, dtype=torch.float64) for f in (nn.LayerNorm, nn.RMSNorm, nn.RMSNorm, nn.RMSNorm))
-    paired.weight.data = torch.cat((weights, weights))
-    free.weight.data = torch.cat((weights, weights.flip(0) + 0.7))
-    return {"mean": mean, "plain": plain, "paired": paired, "free": free}
-
-
-@pytest.mark.parametrize("which", ["mean", "plain", "paired", "free"])
-@pytest.mark.parametrize("is_transposed", [False, True])
-@torch.no_grad()
-def test_a_norm_is_found_where_a_shift_of_all_positions_changes_scores(which, is_transposed):
-    norm, draw = make_norms()[which], torch.Generator().manual_seed(5)
-    projected = torch.randn(2, LONG, H * D, generator=draw, dtype=torch.float64)
-    heads = projected.unflatten(-1, (H, D)).transpose(1, 2)
-
-    def turn(first):
-        angles = (first + torch.arange(LONG))[:, None] * 100.0 ** (-torch.arange(0, D, 2) / D)
-        return turn_halves(heads, angles.cos(), angles.sin())
-
-    scores, moved = (norm(turn(first)) @ norm(turn(first)).mT for first in (0, 4))
-    given, made = turn(0), norm(turn(0))
-    outputs = [ModuleOutput("q_proj", projected), ModuleOutput("q_norm", made)]
-    calls = [NormCall("q_norm", *((x.transpose(1, 2) if is_transposed else x) for x in (given, made)))]
-    found = find_late_norm("queries", made, find_source(made, outputs), calls, outputs)
-    assert found is not None
-    assert bool(found.problem) == bool((scores - moved).abs().max() > 1e-6)
-    assert (found.problem == WEIGHTS) == (which == "free")
 
 
 class Normed(Rotary):
@@ -70,21 +37,6 @@ def test_a_norm_before_the_rotation_is_right(make):
     assert not any("come before" in one.what for one in report.unknown)
 
 
-def test_weights_after_the_rotation_may_be_meant():
-    """As in HunYuan, which is published with them."""
-    torch.manual_seed(1)
-    report = examine(Normed(nn.RMSNorm, is_late=True))
-    assert not report.findings, str(report)
-    assert any("its weights differ in a pair of columns" in one.what for one in report.unknown)
-
-
-def test_a_mean_after_the_rotation_is_named():
-    torch.manual_seed(1)
-    (finding, *_) = examine(Normed(nn.LayerNorm, is_late=True), sample=torch.randn(2, T, H * 8)).findings
-    assert finding.kind == "wrong positions"
-    assert "normalized by q_norm after they are rotated" in finding.evidence
-
-
 class OneSided(Rotary):
     """Queries are rotated and then normalized by their size; keys are normalized too, and rotated or not."""
 
@@ -102,6 +54,7 @@ class OneSided(Rotary):
         return (first, second) if self.who == "queries" else (second, first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["queries", "keys"])
 @pytest.mark.parametrize("is_other_normed", [False, True])
 def test_one_side_that_is_rotated_before_its_norm_is_named(who, is_other_normed):
@@ -115,6 +68,7 @@ def test_one_side_that_is_rotated_before_its_norm_is_named(who, is_other_normed)
     assert f"only {who} are rotated by their positions" in wrong.evidence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["queries", "keys"])
 @pytest.mark.parametrize("is_other_normed", [False, True])
 def test_both_sides_rotated_are_right_if_one_is_normalized_after(who, is_other_normed):

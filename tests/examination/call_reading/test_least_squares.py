@@ -9,12 +9,6 @@ from regard.examination import examine
 from regard.examination.call_reading.least_squares import solve_least_squares
 
 
-def test_the_factors_of_a_sum_are_found():
-    a = torch.randn(13, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    x = torch.tensor([2.0, -3.0, 5.0], dtype=torch.float64)
-    assert (solve_least_squares(a, a @ x) - x).abs().max() < 1e-12
-
-
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("place", ["a", "b"])
 def test_numbers_that_are_not_finite_have_no_solution_and_print_nothing(number, place, capfd):

@@ -27,16 +27,6 @@ class ScaledWithoutPositions(Scaled):
         return q, k
 
 
-class ByPosition(Written):
-    """Qwen's logn: queries beyond the trained length are multiplied by log position / log length."""
-
-    trained = 16
-
-    def place(self, q, k):
-        n = torch.arange(1, q.shape[2] + 1)
-        return q * (n.log() / math.log(self.trained)).clamp_min(1).to(q.dtype)[:, None], k
-
-
 PUBLISHED = {
     "log t / √6": lambda t: math.log(t) / math.sqrt(D),
     "log t / (log 512 √6)": lambda t: math.log(t, 512) / math.sqrt(D),
@@ -44,6 +34,7 @@ PUBLISHED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_model", [False, True])
 @pytest.mark.parametrize("make", [Scaled, ScaledWithoutPositions])
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -54,28 +45,10 @@ def test_a_scale_by_the_logarithm_of_the_length_is_named_as_published(make, name
     assert any(f"= {name}, as in log-length scaled attention" in one.what for one in report.checked)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "scale", [lambda t: 1 / math.sqrt(t), lambda t: math.log(t), lambda t: math.sqrt(math.log(t) / D), lambda t: t / 100]
 )
 def test_other_scales_of_the_length_are_mistakes(scale):
     torch.manual_seed(0)
     assert [one.kind for one in examine(Scaled(scale)).findings] == ["wrong scale"]
-
-
-def test_factors_of_queries_by_the_logarithm_of_their_position_are_named():
-    torch.manual_seed(0)
-    report = examine(ByPosition())
-    assert report
-    assert not [one for one in report.unknown if "factors of their position" in one.what]
-    assert any("queries times log n / log 16 for positions n > 16" in one.sensitivity for one in report.checked)
-
-
-def test_other_factors_of_queries_may_be_meant():
-    class Growing(ByPosition):
-        def place(self, q, k):
-            n = torch.arange(1, q.shape[2] + 1)
-            return q * (1 + (n - 16).clamp_min(0) / 100).to(q.dtype)[:, None], k
-
-    torch.manual_seed(0)
-    report = examine(Growing())
-    assert [one for one in report.unknown if "factors of their position" in one.what]

@@ -28,26 +28,6 @@ class Biased(Rotary):
         return self.change(*super().split(x))
 
 
-class BiasOfValuesTwice(Biased):
-    def change(self, q, k, v):
-        return q, k, v + self.v_proj.bias.view(H, 1, D)
-
-
-class BiasOfValuesTwiceByHand(BiasOfValuesTwice):
-    is_turned = False
-
-    def attend(self, q, k, v):
-        hidden = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).triu(1)
-        return (q @ k.mT / D**0.5).masked_fill(hidden, -torch.inf).softmax(-1) @ v
-
-
-class BiasOfQueriesTwice(Biased):
-    is_turned = False
-
-    def change(self, q, k, v):
-        return q + self.q_proj.bias.view(H, 1, D), k, v
-
-
 class OwnBiasOfValues(Biased):
     """As of BEiT, beside that of the projection."""
 
@@ -62,17 +42,6 @@ class OwnBiasOfQueries(Biased):
 
     def change(self, q, k, v):
         return q + self.own, k, v
-
-
-WRONG = {BiasOfValuesTwice: "v_proj", BiasOfValuesTwiceByHand: "v_proj", BiasOfQueriesTwice: "q_proj"}
-
-
-@pytest.mark.parametrize("layer", WRONG)
-def test_a_bias_that_is_added_twice_is_named(layer):
-    torch.manual_seed(0)
-    (finding, *_) = examine(layer()).findings
-    assert finding.kind == "wrong output"
-    assert f"the bias of {WRONG[layer]} is added twice" in finding.evidence
 
 
 @pytest.mark.parametrize("layer", [Biased, OwnBiasOfValues, OwnBiasOfQueries])

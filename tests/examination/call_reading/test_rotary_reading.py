@@ -8,7 +8,7 @@ from torch import nn
 
 from examination.wrong_calls import C, D, H, Rotary, turn_halves, turn_neighbors
 from regard import examine
-from regard.examination.call_reading.rotary_reading import describe_no_rotation, read_rotary
+from regard.examination.call_reading.rotary_reading import read_rotary
 
 
 def examine_new(made, residual=False):
@@ -34,84 +34,10 @@ class Changed(Rotary):
         return self.change(q, angles), self.change(k, angles)
 
 
-class NeighboringTables(Changed):
-    """Tables for pairs of neighboring columns, and rotate_half."""
-
-    def change(self, x, angles):
-        one, other = x.chunk(2, -1)
-        cos, sin = (table.repeat_interleave(2, -1) for table in (angles.cos(), angles.sin()))
-        return x * cos + torch.cat((-other, one), -1) * sin
-
-
-class Overwritten(Changed):
-    """The first half is written before the second is computed of it."""
-
-    def change(self, x, angles):
-        x, n = x.clone(), angles.shape[1]
-        x[..., :n] = x[..., :n] * angles.cos() - x[..., n:] * angles.sin()
-        x[..., n:] = x[..., n:] * angles.cos() + x[..., :n] * angles.sin()
-        return x
-
-
-class SinOfTheNextPair(Changed):
-    def change(self, x, angles):
-        return turn_halves(x, angles.cos(), angles.roll(1, -1).sin())
-
-
-class WithoutSines(Changed):
-    def change(self, x, angles):
-        return x * angles.cos().repeat(1, 2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("residual", [False, True])
-@pytest.mark.parametrize(
-    ("made", "said"),
-    [
-        (WithoutSines, "the sines are missing in the rotation of queries: a pair (a, b) becomes (a cos, b cos)"),
-        (NeighboringTables, "the two columns of a pair of queries, columns i and i + d / 2, are rotated by different angles"),
-        (Overwritten, "in the rotation of queries the first column of each pair is overwritten before the second is computed"),
-        (SinOfTheNextPair, "columns of queries are not rotated: of token"),
-    ],
-)
-def test_pairs_that_are_mixed_and_not_rotated_are_found(made, said, residual):
-    finding = examine_new(made, residual).findings[0]
-    assert finding.kind == "wrong positions"
-    assert said in finding.evidence
-
-
 def make_pairs(seed=3):
     """Queries (b, h, t, d), and the angles of their tokens (t, d / 2)."""
     x = torch.randn(2, 3, 7, 10, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return x, torch.arange(7.0)[:, None] * 0.3 ** torch.arange(5)
-
-
-def test_the_numbers_of_a_mixing_are_those_of_its_token_and_pair():
-    x, angles = make_pairs()
-    said = describe_no_rotation(x, turn_halves(x, angles.cos(), angles.roll(1, -1).sin()))
-    t, n = (int(said.partition(f"{word} ")[2].split()[0].strip(",")) for word in ("token", "pair"))
-    c, s = angles[t, n].cos(), angles.roll(1, -1)[t, n].sin()
-    assert f"becomes ({c:.2g} a {-s:+.2g} b, {s:.2g} a {c:+.2g} b)" in said
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda x, angles: turn_halves(x, angles.cos(), angles.sin()),
-        lambda x, angles: turn_neighbors(x, angles.cos(), angles.sin()),
-        lambda x, angles: 0.7 * turn_halves(x, angles.cos(), angles.sin()),
-        lambda x, angles: turn_halves(x, angles.cos(), angles.sin()) * 0.9 ** torch.arange(7.0)[:, None],  # xPos
-        lambda x, angles: x * torch.arange(1.0, 11),
-        lambda x, angles: x,
-    ],
-)
-def test_rotations_and_factors_are_no_mixing(change):
-    assert describe_no_rotation(*(make_pairs()[0], change(*make_pairs()))) == ""
-
-
-def test_pairs_of_a_single_token_are_not_read():
-    x = torch.randn(2, 3, 1, 6)
-    assert describe_no_rotation(x, x * torch.tensor([1.0, 2, 3, 1, 2, 3])) == ""
 
 
 class WrittenAsHalves(Changed):
@@ -122,12 +48,6 @@ class WrittenAsHalves(Changed):
         return torch.cat((y[..., ::2], y[..., 1::2]), -1)
 
 
-class KeysWrittenAsHalves(WrittenAsHalves):
-    def place(self, q, k):
-        angles = self.angles(q.shape[2]).to(q.dtype)
-        return turn_neighbors(q, angles.cos(), angles.sin()), self.change(k, angles)
-
-
 def test_pairs_that_are_written_to_other_columns_are_read():
     x, angles = make_pairs()
     rotary = read_rotary(x, WrittenAsHalves.change(None, x, angles))
@@ -136,13 +56,6 @@ def test_pairs_that_are_written_to_other_columns_are_read():
     report = examine_new(WrittenAsHalves)
     assert report, str(report)
     assert any("written to columns i and i + d / 2" in one.what for one in report.checked)
-
-
-@pytest.mark.parametrize("residual", [False, True])
-def test_keys_that_are_written_to_other_columns_than_queries_are_found(residual):
-    finding = examine_new(KeysWrittenAsHalves, residual).findings[0]
-    assert finding.kind == "wrong positions"
-    assert "in pairs of neighboring columns, but keys in pairs of neighboring columns, written to" in finding.evidence
 
 
 class ByHead(Changed):
@@ -160,21 +73,6 @@ class ByHead(Changed):
         return turn_halves(x.transpose(1, 2), angles.cos(), angles.sin()).transpose(1, 2)
 
 
-class ByBatch(ByHead):
-    """Rotated along the batch, the same for all tokens."""
-
-    def change(self, x, angles):
-        angles = self.angles(len(x)).to(x.dtype)
-        return turn_halves(x.transpose(0, 2), angles.cos(), angles.sin()).transpose(0, 2)
-
-
-@pytest.mark.parametrize("residual", [False, True])
-def test_a_rotation_by_the_place_in_the_batch_is_found(residual):
-    finding = examine_new(ByBatch, residual).findings[0]
-    assert finding.kind == "wrong positions"
-    assert "queries are rotated by angles of their sequence in the batch, the same for all tokens" in finding.evidence
-
-
 class OfPadded(ByHead):
     """Positions that begin later where a sequence is padded on the left: other angles in each sequence, and for each token."""
 
@@ -183,16 +81,10 @@ class OfPadded(ByHead):
         return turn_halves(x, angles.cos(), angles.sin())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("residual", [False, True])
 def test_positions_of_their_own_in_each_sequence_are_no_finding(residual):
     assert not examine_new(OfPadded, residual).findings
-
-
-@pytest.mark.parametrize("residual", [False, True])
-def test_a_rotation_by_head_is_found(residual):
-    finding = examine_new(ByHead, residual).findings[0]
-    assert finding.kind == "wrong positions"
-    assert "queries are rotated by angles of their head, the same for all tokens" in finding.evidence
 
 
 class BeforeSplit(nn.Module):
@@ -224,30 +116,12 @@ def turn_wide_halves(x, angles):
     return turn_halves(x, angles.cos(), angles.sin())
 
 
-def turn_wide_neighbors(x, angles):
-    return turn_neighbors(x, angles.cos(), angles.sin())
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [{}, {"is_fused": True}, {"groups": 2}])
 def test_pairs_of_columns_in_different_heads_are_found(form):
     finding = examine_new(lambda: BeforeSplit(turn_wide_halves, **form)).findings[0]
     assert finding.kind == "wrong positions"
     assert "queries are rotated before they are split into heads: the two columns of a pair lie in" in finding.evidence
-
-
-@pytest.mark.parametrize("form", [{}, {"is_fused": True}])
-def test_angles_of_their_own_in_each_head_are_stated(form):
-    report = examine_new(lambda: BeforeSplit(turn_wide_neighbors, **form))
-    assert report, str(report)
-    how = f"{D} columns in pairs of neighboring columns, with other angles in each head"
-    assert f"rotary positions: {how}, queries and keys alike" in [one.what for one in report.checked]
-    assert not any("order of tokens" in one.what for one in report.unknown)
-
-
-def test_other_angles_of_grouped_keys_than_of_their_queries_are_found():
-    finding = examine_new(lambda: BeforeSplit(turn_wide_neighbors, groups=2)).findings[0]
-    assert finding.kind == "wrong positions"
-    assert "queries and keys are rotated by different angles" in finding.evidence
 
 
 @pytest.mark.parametrize(("times", "is_right"), [(4, True), (32, True), (None, False)])

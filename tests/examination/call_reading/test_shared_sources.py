@@ -9,20 +9,6 @@ from examination.wrong_order import JointValuesOfTheKeys, ValuesOfTheKeys
 from regard import examine
 
 
-@pytest.mark.parametrize(
-    ("make", "does"),
-    [
-        (ValuesOfTheKeys, "keys and values come from the same part of k_proj, and nothing comes from v_proj"),
-        (JointValuesOfTheKeys, "keys and values come from the same part of qkv, and 4 of its 12 parts make nothing"),
-    ],
-)
-def test_the_projection_that_makes_nothing_is_named(make, does):
-    torch.manual_seed(0)
-    (finding, *_) = examine(make()).findings
-    assert finding.kind == "wrong roles"
-    assert does in finding.evidence
-
-
 class Tied(ValuesOfTheKeys):
     """Keys are values by design: there is no projection of values."""
 
@@ -61,6 +47,7 @@ class OneWeight(Rotary):
         self.v_proj.weight = self.k_proj.weight
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "pair"), [(OneModule, "q_proj and k_proj"), (OneWeight, "k_proj and v_proj"), (Tied, "k_proj and v_proj")]
 )
@@ -71,6 +58,7 @@ def test_projections_of_one_weight_are_asked_about(make, pair):
     assert not report.findings
 
 
+@pytest.mark.slow
 def test_projections_of_their_own_weights_are_not_asked_about():
     torch.manual_seed(0)
     assert not any("have one weight" in one.what for one in examine(Rotary()).unknown)

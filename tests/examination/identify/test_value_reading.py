@@ -48,34 +48,8 @@ class Unnormalized(Linear):
         return context
 
 
-class Gated(Linear):
-    def normalize(self, context, q, k):
-        return super().normalize(context, q, k).sigmoid()
-
-
 def read(layer):
     return case_of(layer, Everything()).weights_by_values
-
-
-def test_weights_are_read_by_the_values():
-    layer = Linear()
-    case = case_of(layer, Everything())
-    (x,) = case.make_usual_inputs()
-    layer.double()
-    q, k = (y.unflatten(-1, (H, D)).transpose(1, 2) for y in (layer.to_q(x.double()), layer.to_kv(x.double())[..., :C]))
-    products = layer.features(q * layer.factor) @ layer.features(k).mT
-    weights = case.read_weights_by_values(x)
-    torch.testing.assert_close(weights, (products / products.sum(-1, keepdim=True)).detach(), rtol=1e-12, atol=1e-14)
-
-
-def test_weights_are_read_once_for_a_case_and_its_double():
-    case = case_of(Linear(), Everything())
-    assert case.weights_by_values is case.weights_by_values is case.double.weights_by_values
-    torch.testing.assert_close(case.weights_by_values, case.read_weights_by_values(*case.double.make_usual_inputs()))
-
-
-def test_a_function_of_the_context_is_no_weighted_sum():
-    assert read(Gated()) is None
 
 
 @pytest.mark.slow

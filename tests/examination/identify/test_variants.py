@@ -1,12 +1,11 @@
 import itertools
-from dataclasses import replace
 
 import pytest
 import torch
 
 from regard import Causal, Window, attend
-from regard.examination.identify.deviations import RIGHT, iterate_deviation_pairs, iterate_single_deviations
-from regard.examination.identify.variants import ProjectedInputs, Variant, compute_context, find_blind_queries, list_scales
+from regard.examination.identify.deviations import RIGHT, iterate_single_deviations
+from regard.examination.identify.variants import ProjectedInputs, compute_context, find_blind_queries
 from regard.mechanism import heads
 
 B, T, H, G, D, E = 2, 5, 6, 2, 7, 3
@@ -39,46 +38,3 @@ def test_no_single_deviation_gives_what_the_right_one_or_another_does(groups):
         seen = ~(find_blind_queries(one, given) | find_blind_queries(other, given)).expand(B, T)
         same = first.shape == second.shape and (first - second)[seen].abs().max() < 1e-6
         assert not same, (one, other)
-
-
-def test_deviations_that_go_together_are_tried_among_the_single_ones():
-    tried = [one.deviations for one in iterate_single_deviations(draw_inputs(), has_known_roles=True, output=False)]
-    assert {"split": "qkv", "merge": "viewed"} in tried
-    assert sorted({len(one) for one in tried}) == [1, 2]
-
-
-def test_pairs_deviate_twice_and_are_all_different():
-    found = list(iterate_deviation_pairs(draw_inputs(), has_known_roles=True, output=True))
-    assert all(len(one.deviations) == 2 for one in found)
-    assert len(set(found)) == len(found)
-
-
-def test_a_variant_names_what_deviates():
-    assert RIGHT.is_right
-    assert not replace(RIGHT, scale=0.5).is_right
-    assert replace(RIGHT, scale="none", mask="zero").deviations == {"scale": "none", "mask": "zero"}
-
-
-def test_rows_that_a_variant_leaves_blind_are_reported():
-    given = draw_inputs()
-    assert find_blind_queries(RIGHT, given).sum() == 0
-    assert find_blind_queries(Variant(mask="strict"), given)[0].tolist() == [True] + [False] * (T - 1)
-    assert find_blind_queries(Variant(mask="inverted"), given)[0].tolist() == [False] * (T - 1) + [True]
-    assert find_blind_queries(Variant(mask="zero"), given).sum() == 0
-
-
-def test_scales_that_are_one_number_are_tried_once():
-    given = replace(draw_inputs(), scale=1.0)
-    tried = [
-        one.scale for one in iterate_single_deviations(given, has_known_roles=True, output=False) if one.scale != "expected"
-    ]
-    assert "head" in tried
-    assert "none" not in tried  # it is what is expected
-    assert len({list_scales(given)[name] for name in tried if name != "after"}) == len(tried) - 1
-
-
-def test_an_offset_moves_a_querys_own_token():
-    given = draw_inputs(H, Causal())
-    later = ProjectedInputs(given.q[:, :2], given.k, given.v, given.x, H, H, Causal().table(2, T, 3)[None, None], 1.0, offset=3)
-    own = replace(later, seen=later.seen & ~torch.ones(2, T, dtype=torch.bool).tril(3).triu(3))
-    torch.testing.assert_close(compute_context(Variant(mask="strict"), later), compute_context(RIGHT, own))

@@ -1,7 +1,5 @@
 """Decoding with a cache equals the full forward, or the finding says where it does not."""
 
-import functools
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,9 +8,7 @@ from examination import wrong_positions as wrong
 from examination.subjects import Layer, case_of, hiding, kinds, later
 from observe.models import CACHE
 from regard import Everything, MultiHeadAttention
-from regard.examination import examine
 from regard.examination.probes.cache import check_case
-from regard.examination.whole_models import cached_decoding
 
 
 class Cached(Layer):
@@ -58,17 +54,6 @@ def test_a_wrong_cache_is_found(layer, how):
     assert how in finding.evidence
 
 
-def test_another_form_of_cache_is_said_not_to_be_known():
-    class Other(Layer):
-        def forward(self, x, cache=None):
-            if cache is not None:
-                raise TypeError("a cache of my own")
-            return super().forward(x)
-
-    (unknown,) = check_case(case_of(Other(hiding(later))))
-    assert "`cache`" in unknown.what
-
-
 @pytest.mark.parametrize(
     ("subject", "expects"),
     [(Layer(hiding(later)), None), (F.scaled_dot_product_attention, Everything()), (Cached(), Everything())],
@@ -106,15 +91,6 @@ def test_a_layer_that_forgets_what_hugging_faces_cache_holds_is_found():
     assert finding.kind == "wrong cache"
 
 
-def test_arguments_that_any_layer_would_swallow_are_no_cache():
-    class Swallowing(Layer):
-        def forward(self, x, past_key_values=None, **more):
-            return super().forward(x)
-
-    (unknown,) = check_case(case_of(Swallowing(hiding(later))))
-    assert "`past_key_values`" in unknown.what
-
-
 class Placed(wrong.Rotary):
     """Rotary attention whose places the caller gives; `kept` is what of them it uses."""
 
@@ -149,50 +125,5 @@ def test_a_cache_in_any_dtype_is_classified_as_right_or_wrong(dtype):
     assert float(checked.sensitivity.split()[3]) < 1e-4
 
 
-def test_what_a_partial_holds_is_not_lost():
-    class Asked(Cached):
-        def forward(self, x, past_key_value=None, use_cache=False, causal=False):
-            return super().forward(x, past_key_value, use_cache) if causal else self.W_value(x)
-
-    (unknown,) = check_case(case_of(functools.partial(Asked(), causal=True)))
-    assert "its own outputs differ" in unknown.needs
-
-
-def test_a_layer_that_adds_to_its_input_or_keeps_what_it_saw_is_called_anew():
-    class Adding(Cached):
-        def forward(self, x, past_key_value=None, use_cache=False):
-            y = super().forward(x, past_key_value, use_cache)
-            x += 1.0
-            return y
-
-    class Counting(Cached):
-        read = 0
-
-        def forward(self, x, past_key_value=None, use_cache=False):
-            if use_cache or past_key_value is not None:
-                self.read += x.shape[1]
-                if self.read > 6:
-                    raise RuntimeError("no room")
-            return super().forward(x, past_key_value, use_cache)
-
-    for make in (Adding, Counting):
-        assert cached_decoding.WHAT in [one.what for one in examine(make()).checked]
-
-
-def test_a_past_that_is_not_used_is_none():
-    class Unused(Layer):
-        def forward(self, x, past=None):
-            return super().forward(x)
-
-    (unknown,) = check_case(case_of(Unused(hiding(later))))
-    assert "`past`" in unknown.what
-
-
 def test_a_layer_that_leaks_is_not_tested_for_its_cache():
     assert not list(check_case(case_of(Cached(diagonal=lambda q, k: k))))
-
-
-@pytest.mark.parametrize(("tokens", "said"), [(5, 1), (8, 1), (1, 0)])
-def test_of_a_sample_the_first_tokens_are_decoded(tokens, said):
-    found = list(check_case(case_of(Cached(join=lambda past, new: new), sample=(torch.randn(2, tokens, 7),))))
-    assert [one.kind for one in found] == ["wrong cache"] * said

@@ -32,22 +32,12 @@ def test_heads_that_attend_to_one_another_are_found():
     assert "the heads of each token attend to one another" in finding.evidence
 
 
-def test_which_of_q_k_and_v_are_viewed_is_reported():
-    (finding,) = run_probe(make_layer(SINGLE["split", "v"]))
-    assert finding.evidence.startswith("v are split into heads by a view")
-    assert ".transpose(1, 2)" in finding.cure
-
-
 @pytest.mark.parametrize(
     "layer",
     [lambda: Plain(), lambda: Plain(24, 6, 2), lambda: StackedHeads(5, 7, 11, 0.0, 3), lambda: nn.MultiheadAttention(12, 3)],
 )
 def test_right_heads_are_checked(layer):
     assert [type(one) for one in run_probe(make_layer(layer))] == [Checked]
-
-
-def test_one_head_has_nothing_to_mix():
-    assert not run_probe(make_layer(Plain, 12, 1))
 
 
 @pytest.mark.slow

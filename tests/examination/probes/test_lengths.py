@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from examination import right_kernels as right
 from examination import wrong_kernels as wrong
 from examination.subjects import D_IN, Layer, case_of, hiding, kinds, later
-from regard import Causal, CausalAttention, Everything, Padding, Window
+from regard import Causal, CausalAttention, Everything, Window
 from regard.examination.probes.lengths import check_case
 
 DRAW = torch.Generator().manual_seed(0)  # of a layer's own
@@ -52,23 +51,6 @@ def test_a_leak_of_short_inputs_is_found():
     assert "with 2 tokens" in finding.evidence
 
 
-def test_a_row_that_is_nan_at_another_length_is_found():
-    layer = Layer(lambda scores: hiding(lambda q, k: later(q, k, 1 if k > 5 else 0))(scores))
-    (finding,) = check_case(case_of(layer))
-    assert finding.kind == "blind row"
-
-
-def test_sequences_that_mix_at_odd_lengths_alone_are_found():
-    class Reshaped(Layer):
-        def forward(self, x):
-            b, t, c = x.shape
-            return super().forward(x.reshape(t, b, c)).reshape(b, t, -1) if t % 2 else super().forward(x)
-
-    (finding,) = check_case(case_of(Reshaped(hiding(later))))
-    assert finding.kind == "batch leak"
-    assert "batch" in finding.cure  # and not the mask
-
-
 @pytest.mark.parametrize("length", [4, 6, 13, 200])
 def test_refusing_more_tokens_is_no_fault(length):
     (checked,) = check_case(case_of(CausalAttention(D_IN, 5, length, 0.0).eval()))
@@ -89,51 +71,6 @@ def test_random_numbers_of_longer_inputs_are_no_leak(draw):
 
     (finding,) = check_case(case_of(Noisy(hiding(later))))
     assert finding.kind == "dropout in evaluation", finding
-
-
-def test_random_numbers_of_longer_inputs_are_found_where_nothing_is_hidden():
-    class Noisy(Layer):
-        def forward(self, x):
-            y = super().forward(x)
-            return y + torch.rand(y.shape) if x.shape[1] > 64 else y
-
-    (finding,) = check_case(case_of(Noisy(lambda scores: scores.softmax(-1)), Everything()))
-    assert finding.kind == "dropout in evaluation", finding
-
-
-def test_a_residual_is_no_leak():
-    class Residual(Layer):
-        def forward(self, x):
-            return x + super().forward(x)
-
-    strict = Causal() & ~Window(0, 0)
-    layer = Residual(lambda scores: hiding(lambda q, k: later(q, k, 0))(scores).nan_to_num(), D_IN, D_IN)
-    assert kinds(check_case(case_of(layer, strict))) == []
-
-
-def test_what_carries_its_own_padding_is_not_called_with_other_lengths():
-    layer = Layer(hiding(lambda q, k: torch.arange(k) >= torch.tensor([3, 5]).view(2, 1, 1)))
-    assert list(check_case(case_of(layer, Padding((3, 5)), torch.randn(2, 7, D_IN)))) == []
-
-
-def test_no_more_tokens_than_the_sample_has_are_tried():
-    (checked,) = check_case(case_of(Layer(hiding(later)), sample=torch.randn(2, 5, D_IN)))
-    assert checked.sensitivity == "with 1, 2, 4 tokens, common outputs within 1e-03 of each other"
-
-
-def test_several_blocks_and_a_part_of_one_are_tried():
-    (checked,) = check_case(case_of(Layer(hiding(later))))
-    assert "40, 100, 128, 200, 257 tokens" in checked.sensitivity
-
-
-def test_of_a_wide_layer_one_long_length_is_tried():
-    (checked,) = check_case(case_of(torch.nn.Linear(2100, 4)))
-    assert ", 13, 200 tokens" in checked.sensitivity
-
-
-def test_what_refuses_a_part_of_a_block_is_given_whole_ones():
-    (checked,) = check_case(case_of(right.WholeBlocks()))
-    assert checked.sensitivity.startswith("with 32, 64, 128, 256 tokens")
 
 
 @pytest.mark.parametrize("beyond", [7, 40, 100, 200])

@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-from torch import nn
 
 from examination import wrong_positions as wrong
 from examination.identify import cases
 from examination.right_plain import Alibi, LearnedBias, Positions, Rotary, Sinusoids
-from examination.subjects import Layer, case_of, hiding, kinds, later
+from examination.subjects import Layer, hiding, later
 from regard import Everything, Window, attention
 from regard.examination.probes.order import check_case
 from regard.examination.report import Checked, Finding, Unknown
@@ -109,60 +108,6 @@ def test_positions_that_are_one_for_all_keys_are_found(make, name):
     assert f"though {name} is used" in one.evidence
 
 
-def test_positions_of_zeros_are_not_wrong_before_they_are_trained():
-    layer = make_seeded_model(Positions)
-    nn.init.zeros_(layer.positions.weight)
-    (one,) = run_probe(layer)
-    assert isinstance(one, Unknown)
-    assert "with other numbers in it the order matters" in one.what
-    assert not layer.positions.weight.any()
-
-
-def test_positions_that_nothing_was_computed_of_are_not_wrong():
-    layer = make_seeded_model(lambda: Layer(hiding(later)))
-    layer.pos_emb = nn.Parameter(torch.randn(8, 7))
-    (one,) = run_probe(layer)
-    assert isinstance(one, Unknown)
-    assert "no gradient reaches it" in one.what
-
-
-def test_names_that_only_look_like_positions_are_none():
-    layer = nn.Module()
-    layer.post_norm, layer.single, layer.relu_scale, layer.cosine = (nn.Parameter(torch.ones(2)) for _ in range(4))
-    layer.register_buffer("position_ids", torch.arange(9))
-    assert not find_position_tensors(layer)
-    layer.register_buffer("cos_cached", torch.ones(9))
-    layer.freqs_cis = torch.ones(3, dtype=torch.complex64)
-    layer.wpe = nn.Embedding(3, 2)
-    assert set(find_position_tensors(layer)) == {"cos_cached", "freqs_cis", "wpe.weight"}
-
-
-def test_nothing_is_said_where_no_query_sees_two_others_or_nothing_moves():
-    assert kinds(check_case(case_of(Layer(lambda scores: torch.eye(scores.shape[-1]).to(scores))))) == []
-    layer = Layer(hiding(later))
-    nn.init.zeros_(layer.W_value.weight)
-    assert list(check_case(case_of(layer))) == []
-
-
-class Weighed(wrong.Rotary):
-    """Right rotary attention whose weights come out in another form, or go through something else first."""
-
-    def __init__(self, shown=lambda weights: weights):
-        super().__init__()
-        self.shown = shown
-
-    def forward(self, x):
-        context, weights = super().forward(x)
-        return context, self.shown(weights)
-
-
-@pytest.mark.parametrize("shown", [lambda weights: weights.mean(1), lambda weights: weights.roll(1, 1) / 2 + weights / 2])
-def test_weights_that_are_not_of_one_softmax_blame_no_positions(shown):
-    one, *_ = run_probe(make_seeded_model(lambda: Weighed(shown)))
-    assert isinstance(one, Checked)
-    assert "as expected with positions" in one.what
-
-
 class Near(wrong.AlibiOfQueries):
     """A penalty for distance, before and after alike, or for what comes before alone."""
 
@@ -186,34 +131,6 @@ def test_distance_that_is_the_same_before_and_after_is_no_fault(rule, before):
     assert not [one for one in run_probe(make_seeded_model(lambda: Near(rule, before)), rule) if isinstance(one, Finding)]
 
 
-def test_positions_behind_a_gate_that_is_0_are_not_wrong():
-    class Gated(Positions):
-        def __init__(self):
-            super().__init__()
-            self.gate = nn.Parameter(torch.zeros(1))
-
-        def forward(self, x):
-            return self.attn(x + self.gate * self.positions(torch.arange(x.shape[1])))
-
-    (one,) = run_probe(make_seeded_model(Gated))
-    assert isinstance(one, Unknown)
-
-
-def test_positions_that_cannot_be_written_end_in_no_error():
-    layer = make_seeded_model(lambda: Layer(hiding(later))).double()
-    layer.pos = torch.zeros(1, 1, 7, dtype=torch.float64).expand(1, 32, 7)
-    (one,) = run_probe(layer)
-    assert isinstance(one, Unknown)
-
-
-def test_a_feed_forward_for_each_position_holds_none():
-    layer = nn.Module()
-    layer.pos_ffn = nn.ModuleDict({"w_1": nn.Linear(3, 4), "layer_norm": nn.LayerNorm(3)})
-    layer.rel_proj, layer.slope, layer.freqs = nn.Linear(3, 3), nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(3))
-    layer.pos_embedding = nn.Linear(2, 3)  # of coordinates
-    assert not find_position_tensors(layer)
-
-
 @pytest.mark.slow
 def test_mixing_that_an_opposite_order_leaves_alone_is_no_mixing_without_positions():
     class Fourier(Layer):
@@ -222,7 +139,3 @@ def test_mixing_that_an_opposite_order_leaves_alone_is_no_mixing_without_positio
 
     (one,) = run_probe(Fourier(None), Everything())
     assert isinstance(one, Unknown)
-
-
-def test_nothing_is_said_where_other_tokens_move_nothing():
-    assert not run_probe(nn.Linear(7, 7))

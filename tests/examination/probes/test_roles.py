@@ -2,14 +2,11 @@ import pytest
 import torch
 from torch import nn
 
-import regard
-from examination import right_designs as designs
 from examination.identify.cases import case_of, make_layer
 from examination.identify.functions import HARMLESS, attention
-from examination.identify.layers import SINGLE, Fused, GPT2Like, Plain, Shared, Unnamed, roles
-from regard import Everything
+from examination.identify.layers import SINGLE, Fused, GPT2Like, Plain, roles
 from regard.examination.probes.roles import check_case
-from regard.examination.report import Checked, Finding, Unknown
+from regard.examination.report import Checked, Finding
 
 
 def run_probe(subject, *args, **options):
@@ -41,23 +38,6 @@ def test_right_roles_are_checked(layer):
     assert [type(one) for one in run_probe(make_layer(layer))] == [Checked]
 
 
-def test_projections_without_names_cannot_be_determined():
-    (one,) = run_probe(make_layer(Unnamed))
-    assert isinstance(one, Unknown)
-    assert "W_query" in one.needs
-
-
-def test_keys_that_are_the_values_too_are_no_exchange():
-    (one,) = run_probe(make_layer(designs.KeysAreValues))
-    assert isinstance(one, Unknown)
-    assert "one projection makes both" in one.what
-
-
-def test_one_matrix_for_all_has_nothing_to_exchange():
-    assert not run_probe(make_layer(Shared))
-    assert not run_probe(regard.SimpleSelfAttention(), Everything())
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HARMLESS)
 def test_roles_of_functions_outside_the_family_are_checked(name):
@@ -82,9 +62,3 @@ def test_an_input_that_nothing_hangs_on_is_found(place, name):
 
     (finding,) = run_probe(wrong)
     assert finding.evidence == f"the output does not change with the {name}"
-
-
-def test_a_layer_that_shows_nothing_cannot_be_determined():
-    assert [type(one) for one in run_probe(nn.TransformerEncoderLayer(12, 3, batch_first=True).eval(), Everything())] == [
-        Unknown
-    ]

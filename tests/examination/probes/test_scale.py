@@ -9,7 +9,6 @@ from examination.identify.layers import SINGLE, Plain, nothing, wrong
 from examination.identify.test_weight_reading import Shown
 from regard import Everything
 from regard.examination.call_checks.scale_checks import is_near
-from regard.examination.call_reading.rotary_reading import describe_no_rotation
 from regard.examination.probes.scale import check_case
 from regard.examination.report import Checked, Finding, Unknown
 
@@ -25,10 +24,6 @@ def test_a_wrong_scale_is_found_with_its_cure(name):
     assert isinstance(finding, Finding)
     assert (finding.kind, finding.cause) == ("wrong scale", "scale")
     assert "math.sqrt(k.shape[-1])" in finding.cure
-
-
-def test_the_width_of_the_model_in_the_place_of_the_heads_is_reported():
-    assert "√12, where 12 is the width of all heads, not of one" in run_probe(make_layer(SINGLE["scale", "model"])).evidence
 
 
 def test_a_right_scale_is_checked():
@@ -77,14 +72,6 @@ def test_the_scale_of_a_layer_that_does_more_than_attention_is_read_in_its_call(
     assert isinstance(run_probe(make_layer(wrong(forward=lambda self, x: x + Plain.forward(self, x)))), Checked)
 
 
-def test_keys_of_zero_leave_the_scale_unknown():
-    layer = make_layer(Plain)
-    with torch.no_grad():
-        layer.W_key.weight.zero_()
-        layer.W_key.bias.zero_()
-    assert isinstance(run_probe(layer), Unknown)
-
-
 class ScaledHeads(nn.Module):
     """Causal heads written by hand, with any factor on the scores."""
 
@@ -111,39 +98,3 @@ def test_a_scale_of_0_is_a_wrong_scale():
 def test_a_scale_is_compared_with_any_expected_one_also_with_0(expected):
     assert is_near(expected, expected)
     assert not is_near(expected + 0.1, expected)
-
-
-@pytest.mark.parametrize("width", [1, 3, 5])
-def test_columns_of_an_odd_width_are_no_pairs(width):
-    q, k = torch.randn(2, 2, 3, 7, width, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    assert not describe_no_rotation(q, k)
-
-
-def test_heads_of_width_1_have_a_right_scale_of_1_and_are_no_reason_to_doubt():
-    torch.manual_seed(0)
-    report = regard.examine(ScaledHeads(5, 1, 1.0))
-    assert report
-    assert any("1 = 1 / √1" in one.what for one in report.checked)
-    assert "multiplied by 2" in run_probe(ScaledHeads(5, 1, 2.0)).evidence
-    assert run_probe(ScaledHeads(5, 1, 2.0), scale=2.0).what == "the scale of the scores"
-
-
-def test_the_scale_of_heads_of_width_1_is_read_in_the_call_of_a_kernel():
-    class Residual(nn.MultiheadAttention):
-        def forward(self, x):
-            hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
-            return x + super().forward(x, x, x, attn_mask=hidden, need_weights=False)[0]
-
-    torch.manual_seed(0)
-    assert run_probe(Residual(5, 5, batch_first=True)).what == "the scale of the scores, 1"
-
-
-def test_a_scale_that_heads_of_width_1_do_not_show_is_unknown_for_that_reason():
-    class Residual(ScaledHeads):
-        def forward(self, x):
-            return x + super().forward(x)
-
-    torch.manual_seed(0)
-    one = run_probe(Residual(5, 1, 1.0))
-    assert isinstance(one, Unknown)
-    assert "heads have width 1" in one.what

@@ -5,10 +5,9 @@ from torch import nn
 from examination import right_designs as designs
 from examination.identify.cases import case_of, make_layer
 from examination.identify.functions import HARMLESS, attention
-from examination.identify.layers import SINGLE, UNMASKED, Plain, make_later_table, wrong
+from examination.identify.layers import SINGLE, UNMASKED, Plain
 from examination.identify.test_weight_reading import Shown
-from examination.wrong_softmax import keys_filled_up
-from regard import Everything, Window
+from regard import Everything
 from regard.examination.probes.weights import check_case
 from regard.examination.report import Checked, Finding, Unknown
 
@@ -41,19 +40,6 @@ def test_what_identification_names_is_a_finding(key, kind):
     assert "The outputs equal" in finding.evidence
 
 
-def test_the_lectures_leaking_mask_says_which_token_is_seen():
-    (finding,) = [one for one in run_probe(make_layer(SINGLE["mask", "zero"])) if isinstance(one, Finding)]
-    assert "hidden scores are set to 0 instead of -inf" in finding.evidence
-    assert "moves output 0" in finding.evidence
-    assert "-torch.inf" in finding.cure
-
-
-def test_the_same_mask_where_a_window_is_expected_is_a_wrong_mask():
-    rule = Window(left=2)
-    leaking = wrong(mask=lambda self, s, t: s * rule.table(t, t))
-    assert kinds(make_layer(leaking), rule) == ["wrong mask"]
-
-
 @pytest.mark.parametrize("axis", ["queries", "heads", "batch"])
 def test_a_softmax_over_another_axis_is_found(axis):
     assert kinds(make_layer(UNMASKED["axis", axis]), Everything()) == ["wrong axis"]
@@ -75,12 +61,6 @@ def test_softcap_bias_and_sinks_are_no_faults(name):
 
 
 @pytest.mark.slow
-def test_keys_that_fill_up_a_block_are_no_sink():
-    (finding,) = [one for one in run_probe(keys_filled_up, Everything()) if isinstance(one, Finding)]
-    assert "with one token less" in finding.evidence
-
-
-@pytest.mark.slow
 def test_softmaxes_before_heads_are_mixed_are_checked():
     (one,) = run_probe(make_layer(designs.TalkingHeads))
     assert isinstance(one, Checked)
@@ -92,11 +72,6 @@ def test_heads_subtracted_in_a_function_cannot_be_determined():
     (one,) = run_probe(designs.differential)
     assert isinstance(one, Unknown)
     assert "mixed or subtracted heads" in one.what
-
-
-@pytest.mark.slow
-def test_states_in_the_shape_of_weights_are_not_read_as_weights():
-    assert kinds(make_layer(designs.Gated)) == []
 
 
 @pytest.mark.slow
@@ -133,24 +108,6 @@ class Beside(Plain):
 
 
 @pytest.mark.slow
-def test_constant_sequences_clear_a_layer_whose_axis_its_call_shows():
-    alike, recorded = run_probe(make_layer(Beside))
-    assert "have the same sum" in alike.what
-    assert recorded.what == "rows of weights sum to one, over the keys"
-
-
-@pytest.mark.slow
-def test_constant_sequences_do_not_tell_that_rows_add_to_one():
-    class Halved(Beside):
-        def softmax(self, scores):
-            return scores.softmax(-1) / 2
-
-    checked, unknown = run_probe(make_layer(Halved))
-    assert "have the same sum" in checked.what
-    assert "sum to one" in unknown.what
-
-
-@pytest.mark.slow
 def test_constant_sequences_find_rows_that_hang_on_hidden_tokens():
     class Zeroed(Beside):
         def mask(self, scores, t):
@@ -174,25 +131,3 @@ def test_positions_beside_attention_are_no_fault_and_its_call_is_read():
     (found,) = run_probe(make_layer(Placed))
     assert found.what == "rows of weights sum to one, over the keys"
     assert "in 1 recorded call" in found.sensitivity
-
-
-@pytest.mark.slow
-def test_sinks_of_a_layer_that_shows_nothing_are_no_fault():
-    class Sinking(Beside):
-        def softmax(self, scores):
-            return torch.cat((scores, torch.zeros_like(scores[..., :1])), -1).softmax(-1)[..., :-1]
-
-    assert not kinds(make_layer(Sinking))
-    assert not kinds(make_layer(Sinking, 12, 1))  # the outputs of equal tokens then lie on a line
-
-
-@pytest.mark.slow
-def test_blind_rows_are_left_to_their_own_probe():
-    class Windowed(Shown):
-        def mask(self, scores, t):
-            return scores.masked_fill(make_later_table(t) | torch.eye(t).bool(), -torch.inf)
-
-        def softmax(self, scores):
-            return scores.softmax(-1).nan_to_num()
-
-    assert [type(one) for one in run_probe(make_layer(Windowed), ~Window(0, None))] == [Checked]

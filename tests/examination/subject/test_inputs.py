@@ -1,28 +1,20 @@
 """Inputs that a subject takes are found, and are the same every time."""
 
-import functools
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import lectures_classes
-import regard
 from examination.subjects import D_IN, Layer, case_of, hiding, later
 from regard import (
     BareSelfAttention,
-    Causal,
     CausalAttention,
-    ConfigError,
     Everything,
     MultiHeadAttention,
     Padding,
     SelfAttention,
-    ShapeError,
-    SimpleSelfAttention,
     StackedHeads,
-    Window,
 )
 from regard.examination.subject.inputs import RefusedError
 
@@ -45,10 +37,6 @@ def test_the_width_is_found_from_the_parameters(layer, width):
     assert case_of(layer, Everything()).shapes.width == width
 
 
-def test_a_layer_without_parameters_takes_any_width():
-    assert case_of(SimpleSelfAttention(), Everything()).run_subject(torch.zeros(2, 3, 11)).context.shape == (2, 3, 11)
-
-
 def test_the_same_seed_gives_the_same_numbers_in_every_dtype():
     case = case_of(MultiHeadAttention(12, 12, 13, 0.0, 3))
     (x,), (y,) = case.make_inputs(5, 3, seed=4), case.double.make_inputs(5, 3, seed=4)
@@ -59,28 +47,10 @@ def test_the_same_seed_gives_the_same_numbers_in_every_dtype():
     assert not torch.equal(x, case.make_inputs(5, 3, seed=5)[0])
 
 
-def test_size_multiplies():
-    case = case_of(SimpleSelfAttention())
-    assert torch.equal(case.make_inputs(size=4.0)[0], 4 * case.make_inputs()[0])  # a power of two is no rounding
-
-
-def test_no_more_tokens_than_the_sample_has_are_tried():
-    case = case_of(Layer(hiding(later)), sample=torch.randn(3, 4, D_IN))
-    assert case.make_inputs(3)[0].shape == (2, 3, D_IN)
-    with pytest.raises(ShapeError, match="the sample has 4 tokens"):
-        case.make_inputs(5)
-
-
 def test_a_sample_of_one_sequence_is_given_to_what_takes_one():
     case = case_of(lectures_classes.SelfAttentionV1(D_IN, 5), Everything(), torch.randn(4, D_IN))
     assert case.subject.rank == 2
     assert case.make_usual_inputs()[0].shape == (1, 4, D_IN)
-
-
-def test_a_sample_of_q_k_and_v_says_heads_groups_widths_and_lengths():
-    q, k, v = torch.randn(3, 4, 5, 8), torch.randn(3, 2, 7, 8), torch.randn(3, 2, 7, 11)
-    case = case_of(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True), Everything(), (q, k, v))
-    assert [x.shape for x in case.make_usual_inputs()] == [x.shape for x in (q, k, v)]
 
 
 def test_what_carries_its_own_padding_is_called_with_the_batch_of_its_sample():
@@ -125,15 +95,6 @@ def test_a_layer_of_blocks_is_given_whole_blocks():
     assert case_of(Blockwise()).shapes.tokens == 8
 
 
-def test_a_long_window_is_called_with_more_tokens_than_it_has():
-    assert case_of(Layer(hiding(later)), Causal() & Window(left=19)).shapes.tokens > 20
-
-
-def test_queries_stand_behind_the_first_keys_where_an_offset_says_so():
-    q, k, _ = case_of(lambda q, k, v: F.scaled_dot_product_attention(q, k, v), offset=2).make_usual_inputs()
-    assert k.shape[-2] - q.shape[-2] == 2
-
-
 def raising(x):
     raise RuntimeError("view size is not compatible")
 
@@ -158,11 +119,6 @@ def test_where_nothing_is_taken_it_is_known_whether_the_inputs_were_right(subjec
     assert refused.value.sure is sure
 
 
-def test_a_sample_of_another_form_is_refused():
-    with pytest.raises(ConfigError, match="sample must be x"):
-        case_of(Layer(hiding(later)), sample=(torch.randn(1, 1, 3, 4),) * 3)
-
-
 def causal(q, k, v):
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
@@ -181,20 +137,3 @@ def test_a_function_that_runs_and_gives_no_context_is_not_called_with_fewer_axes
     with pytest.raises(RefusedError, match=r"returned .*; a context is a floating tensor \(2, 3, 6, c\)") as refused:
         case_of(lambda q, k, v: changed(causal(q, k, v)))
     assert not refused.value.sure
-
-
-def test_a_function_of_fewer_axes_is_called_with_them():
-    assert case_of(lambda q, k, v: torch.bmm(causal(q, k, v), torch.eye(8).expand(len(q), 8, 8))).subject.rank == 3
-    assert case_of(lambda q, k, v: torch.mm(causal(q, k, v), torch.eye(8, dtype=q.dtype))).subject.rank == 2
-
-
-def test_keys_without_an_axis_of_heads_are_taken():
-    def attend(q, k, v, hide=True):
-        scores = torch.einsum("bhid,bjd->bhij", q, k) / q.shape[-1] ** 0.5
-        scores = scores.masked_fill(later(*scores.shape[-2:]), -torch.inf) if hide else scores
-        return torch.einsum("bhij,bjd->bhid", scores.softmax(-1), v)
-
-    assert [x.shape for x in case_of(attend).make_usual_inputs()] == [(2, 3, 6, 8), (2, 1, 6, 8), (2, 1, 6, 8)]
-    assert regard.examine(attend)
-    assert regard.examine(attend, sample=(torch.randn(2, 3, 5, 8), torch.randn(2, 5, 8), torch.randn(2, 5, 8)))
-    assert regard.examine(functools.partial(attend, hide=False)).findings[0].kind == "future leak"

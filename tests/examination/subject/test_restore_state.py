@@ -100,24 +100,6 @@ def test_what_was_changed_is_put_back_where_the_subject_raises():
     assert layer.training
 
 
-def test_inside_it_runs_in_evaluation_and_with_gradients():
-    layer = Layer(hiding(later))
-    with torch.no_grad(), preserve_state(layer):
-        assert not layer.W_query.training
-        assert torch.is_grad_enabled()
-
-
-def test_hooks_and_their_order_stay():
-    layer = Layer(hiding(later))
-    seen = []
-    hook = layer.register_forward_hook(lambda *_: seen.append(1))
-    regard.examine(layer)
-    count = len(seen)
-    layer(torch.zeros(2, 3, D_IN))
-    assert len(seen) == count + 1
-    hook.remove()
-
-
 def test_lists_and_tensors_of_every_layout_are_put_back():
     layer = Remembers()
     report = regard.examine(layer)
@@ -129,18 +111,6 @@ def test_lists_and_tensors_of_every_layout_are_put_back():
     assert layer.last == 0
     assert "late" not in layer._buffers
     assert not torch.are_deterministic_algorithms_enabled()
-
-
-@pytest.mark.slow
-def test_inside_inference_mode_the_same_is_found():
-    with torch.inference_mode():
-        report = regard.examine(Layer(hiding(later)), sample=torch.randn(2, 6, D_IN))
-        assert torch.is_inference_mode_enabled()
-    assert report, str(report)
-    outside = Layer(hiding(later))
-    with torch.inference_mode():
-        report = regard.examine(outside)
-    assert any("gradient" in one.what for one in report.checked)
 
 
 def make_layer_on_meta():

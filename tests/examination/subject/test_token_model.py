@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import regard
-from examination.whole_models import WIDTH, Still, causal, gpt2, kinds, seeing
+from examination.whole_models import WIDTH, gpt2, kinds, seeing
 from observe import models as others
 from regard import Everything
 from regard.errors import ConfigError
@@ -71,13 +71,6 @@ def test_of_a_long_sample_the_first_tokens_are_looked_at_and_some_of_them_change
     assert kinds(regard.examine(model, sample=torch.arange(500) % 97)) == ["future leak"]
 
 
-def test_a_sample_of_ids_is_used():
-    report = regard.examine(gpt2(), sample=torch.arange(20).view(2, 10))
-    assert report
-    assert "(2, 10)" in report.notes[0]
-    assert report.reach.expected.shape == (10, 10)
-
-
 def test_a_model_that_takes_no_ids_says_what_to_pass_and_raising_on_a_sample_is_found():
     model = gpt2()
     model.forward = lambda ids: 1 / 0
@@ -86,35 +79,3 @@ def test_a_model_that_takes_no_ids_says_what_to_pass_and_raising_on_a_sample_is_
     (finding,) = regard.examine(model, sample=torch.arange(6)).findings
     assert finding.kind == "raises"
     assert finding.evidence == "ZeroDivisionError on token ids (1, 6): division by zero"
-
-
-def test_a_model_that_looks_ids_up_and_raises_says_why_and_how_to_ask():
-    model = gpt2()
-    model.blocks[1].forward = lambda x: 1 / 0
-    with pytest.raises(ConfigError, match=r"looks up token ids, and raised TypeError.*examine\(lambda ids"):
-        regard.examine(model)
-
-
-def test_raising_on_other_ids_than_its_own_is_reported():
-    model, first = gpt2(), torch.arange(8).view(1, 8)
-    plain = model.forward
-    model.forward = lambda ids: plain(ids) if torch.equal(ids, first) else 1 / 0
-    report = regard.examine(model, sample=first)
-    assert report.is_inconclusive
-    assert any("ZeroDivisionError on token ids (1, 8)" in one.what for one in report.unknown)
-
-
-def test_a_model_of_one_place_is_given_one_token():
-    report = regard.examine(Still(causal, 1))
-    assert report.is_inconclusive
-    assert not report.findings
-
-
-def test_a_model_of_ids_with_tokens_first_gets_the_argument_that_says_so():
-    class TokensFirst(Still):
-        def forward(self, ids):
-            return super().forward(ids.T).transpose(0, 1)
-
-    report = regard.examine(TokensFirst(causal))
-    assert report.findings[0].kind == "batch leak"
-    assert "If it is intended to take ids (t, b)" in report.findings[0].cure

@@ -6,7 +6,7 @@ from torch import nn
 
 from examination.whole_models import gpt2
 from regard import examine
-from regard.examination.whole_models.cached_decoding import SEVERAL, SINGLE, WHAT, has_state, iterate_cached
+from regard.examination.whole_models.cached_decoding import SEVERAL, WHAT
 
 
 class CachedAttention(nn.Module):
@@ -59,28 +59,6 @@ class Decoder(nn.Module):
         return self.head(x), (*made, state)
 
 
-class Recurrent(Decoder):
-    """A recurrence before the attention, which continues for one token and begins anew with several."""
-
-    def mix(self, x, state):
-        if state is None or x.shape[1] > 1:
-            state = torch.zeros_like(x[:, 0])
-        outputs = []
-        for i in range(x.shape[1]):
-            state = 0.5 * state + x[:, i]
-            outputs.append(state)
-        return torch.stack(outputs, 1), state
-
-
-class OneAtATime(Decoder):
-    """Raises for several tokens with a cache."""
-
-    def forward(self, input_ids, past_key_values=None):
-        if past_key_values is not None and input_ids.shape[1] > 1:
-            raise ValueError("one token at a time")
-        return super().forward(input_ids, past_key_values)
-
-
 def examine_new(make, *args):
     torch.manual_seed(0)
     return examine(make(*args))
@@ -98,81 +76,3 @@ def test_a_wrong_mask_among_several_new_tokens_is_found(hide):
     (finding,) = examine_new(Decoder, hide).findings
     assert finding.kind == "wrong cache"
     assert SEVERAL in finding.evidence
-
-
-@pytest.mark.parametrize("make", [Recurrent, OneAtATime])
-def test_no_more_is_claimed_than_was_tested_of_a_model_that_takes_one_token_at_a_time(make):
-    report = examine_new(make)
-    assert not report.findings
-    assert f"{WHAT}, {SINGLE}" in [one.what for one in report.checked]
-    assert WHAT not in [one.what for one in report.checked]
-
-
-def test_a_state_changes_without_growing():
-    keys, state = torch.ones(2, 3, 4, 5), torch.ones(2, 7)
-    cache = {"layers": [(keys, state)], "seen": 4, "positions": torch.arange(4)}
-    before = {name: one.clone() for name, one in iterate_cached(cache)}
-    assert sorted(map(tuple, (one.shape for one in before.values()))) == [(2, 3, 4, 5), (2, 7)]
-    assert not has_state(before, dict(iterate_cached({"layers": [(torch.cat((keys, keys), 2), state)]})))
-    state.mul_(2)
-    assert has_state(before, dict(iterate_cached(cache)))
-
-
-class KeptCache(nn.Module):
-    """Causal heads that keep keys and values in buffers, and write those of new tokens `late` places after start_pos."""
-
-    def __init__(self, late=0, is_kept=True):
-        super().__init__()
-        self.qkv, self.out, self.late, self.is_kept = nn.Linear(21, 63), nn.Linear(21, 21), late, is_kept
-        for name in ("keys", "values"):
-            self.register_buffer(name, torch.zeros(8, 3, 320, 7), persistent=False)
-
-    def forward(self, x, start_pos=0):
-        b, t, _ = x.shape
-        q, k, v = self.qkv(x).unflatten(-1, (3, 3, 7)).permute(2, 0, 3, 1, 4)
-        first = start_pos + (self.late if start_pos else 0)
-        if self.is_kept and not torch.is_grad_enabled() and b <= 8 and first + t <= 320:
-            self.keys[:b, :, first : first + t], self.values[:b, :, first : first + t] = k, v
-            k, v = self.keys[:b, :, : first + t], self.values[:b, :, : first + t]
-        weights = (q @ k.mT / 7**0.5).masked_fill(hide_later(t, k.shape[2]), -torch.inf).softmax(-1)
-        return self.out((weights @ v).transpose(1, 2).flatten(2))
-
-
-def test_a_layer_that_keeps_its_cache_is_decoded_by_its_positions():
-    report = examine(KeptCache())
-    assert report, str(report)
-    assert WHAT in [one.what for one in report.checked]
-    finding = examine(KeptCache(late=1)).findings[0]
-    assert finding.kind == "wrong cache"
-    assert SINGLE in finding.evidence
-
-
-class CacheOnRequest(nn.Module):
-    """Causal heads that keep keys and values when use_cache is true; `hide` is that of Decoder."""
-
-    def __init__(self, hide=hide_later):
-        super().__init__()
-        self.attention, self.kept = CachedAttention(hide), None
-
-    def reset_cache(self):
-        self.kept = None
-
-    def forward(self, x, use_cache=False):
-        y, kept = self.attention(x, self.kept if use_cache else None)
-        self.kept = kept if use_cache else self.kept
-        return y
-
-
-def test_a_layer_that_keeps_its_cache_on_request_is_decoded():
-    report = examine(CacheOnRequest())
-    assert report, str(report)
-    assert WHAT in [one.what for one in report.checked]
-    finding = examine(CacheOnRequest(lambda q, k: torch.ones(q, k, dtype=torch.bool).triu(1))).findings[0]
-    assert finding.kind == "wrong cache"
-    assert SINGLE in finding.evidence
-
-
-def test_positions_without_a_cache_are_not_taken_for_one():
-    report = examine(KeptCache(is_kept=False))
-    assert not report.findings
-    assert not any("decoding" in one.what for one in (*report.checked, *report.unknown))

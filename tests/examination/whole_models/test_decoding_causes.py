@@ -84,16 +84,10 @@ CAUSES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", CAUSES)
 def test_the_cause_of_another_output_is_named(make):
     torch.manual_seed(0)
     (finding, *_) = examine(make()).findings
     assert finding.kind == "wrong cache"
     assert CAUSES[make] in finding.evidence
-
-
-def test_a_cache_of_all_earlier_tokens_is_right():
-    torch.manual_seed(0)
-    report = examine(Cached())
-    assert report, str(report)
-    assert any("decoding with its cache" in one.what for one in report.checked)

@@ -69,18 +69,6 @@ def test_positions_that_are_all_zero_are_found(model, name, is_causal):
     assert f"does not change the context of token 7 in blocks.0, though {name} is used" in report.findings[0].evidence
 
 
-class ByBatch(Model):
-    def forward(self, ids):
-        x = self.token(ids) + self.wpe(torch.arange(ids.shape[0])).unsqueeze(1)
-        return self.head(self.blocks[1](self.blocks[0](x)))
-
-
-def test_positions_along_the_batch_are_found():
-    report = regard.examine(ByBatch(keep, None))
-    assert kinds(report) == ["wrong positions"], str(report)
-    assert "the same sequence gives other outputs in another place of its batch" in report.findings[0].evidence
-
-
 @pytest.mark.parametrize("is_causal", [True, False])
 @pytest.mark.parametrize(
     "model",
@@ -94,15 +82,6 @@ def test_positions_along_the_batch_are_found():
 def test_positions_of_each_token_or_none_at_all_are_no_finding(model, is_causal):
     report = regard.examine(model(is_causal=is_causal), expects=Causal() if is_causal else Everything())
     assert not report.findings, str(report)
-
-
-def test_positions_that_nothing_uses_or_that_are_untrained_are_no_finding():
-    report = regard.examine(Model(None, None))
-    assert not report.findings
-    assert any("though there is wpe.weight" in one.what for one in report.unknown)
-    model = Model(torch.zeros_like, None)
-    nn.init.zeros_(model.wpe.weight)
-    assert not regard.examine(model).findings
 
 
 class LaterPositions(Model):
@@ -144,13 +123,6 @@ def test_positions_that_enter_later_or_behind_a_gate_of_zero_cannot_be_determine
     report = regard.examine(model())
     assert not report.findings, str(report)
     assert any("whether the order of tokens should matter" in one.what for one in report.unknown)
-
-
-def test_values_whose_mean_does_not_depend_on_the_order_are_no_finding():
-    model = Model(keep, None, is_causal=False)
-    for block in model.blocks:
-        nn.init.zeros_(block.q_proj.weight)
-    assert not regard.examine(model, expects=Everything()).findings
 
 
 class ByIds(Model):

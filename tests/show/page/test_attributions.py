@@ -7,11 +7,10 @@ import pytest
 import torch
 
 import regard
-from regard import GPT2, AttentionMap, Causal, ConfigError, GPT2Config
+from regard import GPT2, AttentionMap, Causal, GPT2Config
 from regard.map.attribution_map import AttributionMap
 from regard.models.gpt2_adapter import GPT2Adapter
-from regard.show.page import attributions, params
-from regard.show.page import session as sessions
+from regard.show.page import attributions
 from show.page.server_client import format_address, open_client, record_sorter
 
 TEXT = "Lily had a red ball. Tom had a blue ball. Lily gave her red ball to Tom, and Tom gave his"
@@ -131,18 +130,6 @@ def test_coarser_tiles_pool_the_signed_numbers(how):
         assert (fine - exact[256:, :256]).abs().max() < 1e-6 * scale
 
 
-def test_small_pictures_are_of_every_head_of_a_layer(client, forward):
-    recording, logits = forward
-    exact = recording.attribute(logits[0, -1].max()).map(LAYER, kind="cut").dense()[0]
-    status, headers, body = client.ask(f"/api/r/r1/attribution_thumbs?show=cut&layer={LAYER}")
-    assert (status, headers["x-shape"]) == (200, "6,24,24")  # a pixel for each weight
-    found = torch.from_numpy(np.frombuffer(body, "<f4").astype(np.float64)).view(6, 24, 24)
-    assert torch.equal(~found.isnan(), Causal().table(24, 24).reshape(24, 24).expand(6, -1, -1))
-    assert_equal_but_rounded(found, exact)
-    totals = torch.tensor([float(one) for one in headers["x-totals"].split(",")], dtype=torch.float64)
-    assert_equal_but_rounded(totals, exact.sum((1, 2)))
-
-
 def test_what_every_word_did_is_refused_where_there_is_no_such_word(client):
     for query, said in (
         ({"show": "pull", "at": 24, "token": 1}, "at must be at least 0 and below 24"),
@@ -171,29 +158,6 @@ def test_one_backward_serves_every_layer_head_and_setting(monkeypatch):
         get_numbers(client, show="pull", token=token + 1, q=5)
         get_numbers(client, show="pull", at=4, q=4)
         assert len(made) == 3
-
-
-def test_what_is_kept_of_a_backward_is_a_row_for_each_token():
-    session = sessions.Session(adapter=write_pocket())
-    entry = session.get_entry(session.run_text(TEXT, lambda: None)["id"])
-    found = session.get_target(entry, None, None, lambda: None)
-    config = GPT2.load("pocket").config
-    assert found.nbytes == 8 * config.layers * config.width * 24
-    assert not any(gradient.requires_grad or gradient.grad_fn for gradient in found.attribution.gradients.values())
-    assert all(call.stored.graph is None for call in entry.recording.calls)
-
-
-def test_gradients_of_many_targets_make_room_and_those_of_a_recording_go_with_it(monkeypatch):
-    session = sessions.Session(adapter=write_pocket())
-    entry = session.get_entry(session.run_text(TEXT, lambda: None)["id"])
-    size = session.get_target(entry, 1, None, lambda: None).nbytes
-    monkeypatch.setattr(attributions, "MAX_GRADIENT_BYTES", 2 * size)
-    cache = session._attributions
-    for at in (2, 3, 4):
-        session.get_target(entry, at, None, lambda: None)
-    assert [cache.find_target(entry, at, None) is not None for at in (1, 2, 3, 4)] == [False, False, True, True]
-    session.remove_recording(entry.id)
-    assert cache.find_target(entry, 4, None) is None
 
 
 @pytest.mark.parametrize(
@@ -242,13 +206,6 @@ def test_a_model_whose_projection_is_not_found_says_why_and_has_the_other_settin
         assert (found["pull"], found["cut"]) == (None, None)
         assert "last norm" in client.expect_refusal("/api/r/r1/attribution", show="carried", q=1)[1]
         assert get_numbers(client, show="pull", q=1).shape == (24,)
-
-
-def test_a_choice_is_one_of_its_names():
-    assert params.parse_choice({"show": "cut"}, "show", ("pull", "cut")) == "cut"
-    for query, came in (({}, "nothing"), ({"show": "Cut"}, "'Cut'")):
-        with pytest.raises(ConfigError, match=f"show must be pull or cut, got {came}"):
-            params.parse_choice(query, "show", ("pull", "cut"))
 
 
 @pytest.mark.parametrize("number", [-1e9, -torch.inf])

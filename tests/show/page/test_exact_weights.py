@@ -41,19 +41,6 @@ def test_a_cell_is_one_of_its_row(entry):
         assert (found["score"] is None) is not found["visible"]
 
 
-def test_scores_are_those_that_the_softmax_takes(entry):
-    scores = [exact_weights.get_cell(entry, PLACE, 9, k)["score"] for k in (2, 5)]
-    row = get_weights(entry)[2, 9]
-    assert math.exp(scores[0] - scores[1]) == pytest.approx(float(row[2] / row[5]), rel=1e-12)
-
-
-def test_a_row_is_the_mean_of_heads_and_sees_what_any_of_them_sees(entry):
-    weights, seen = exact_weights.get_row(entry, PLACE, 9, [2, 0, 2])
-    torch.testing.assert_close(weights, get_weights(entry)[[2, 0], 9].mean(0), rtol=0, atol=1e-12)
-    assert seen.tolist() == [k <= 9 for k in range(T)]
-    assert not exact_weights.get_row(entry, PLACE, 9)[1][3]
-
-
 def test_a_column_is_the_mean_of_heads(entry):
     maps = [entry.get_map(place) for place in exact_weights.list_places(entry, PLACE, [3, 1])]
     weights, seen = exact_weights.get_column(maps, 3)
@@ -86,16 +73,6 @@ def test_the_largest_have_their_places_and_none_is_zero():
     for n in (0, exact_weights.MAX_LARGEST + 1):
         with pytest.raises(ConfigError, match="n must be"):
             exact_weights.list_largest(torch.ones(4), words, n)
-
-
-def test_places_that_are_not_there_are_refused(entry):
-    for call in (exact_weights.get_cell, exact_weights.get_row):
-        with pytest.raises(ConfigError, match="q must be"):
-            call(entry, PLACE, T, 0) if call is exact_weights.get_cell else call(entry, PLACE, T)
-    with pytest.raises(ConfigError, match="k must be"):
-        exact_weights.get_cell(entry, PLACE, 0, T)
-    with pytest.raises(ConfigError, match="head must be"):
-        exact_weights.get_row(entry, PLACE, 0, [H])
 
 
 def test_the_weights_are_those_of_attend(entry):

@@ -40,14 +40,6 @@ def test_an_answer_that_takes_too_long_is_given_up(recording, monkeypatch):
         go_on.set()
 
 
-def test_a_fault_of_ours_is_reported_in_a_sentence_and_goes_to_the_log(recording, monkeypatch, caplog):
-    monkeypatch.setattr(regard.show.page.exact_weights, "get_cell", lambda *_: 1 // 0)
-    with open_client(recording) as client:
-        status, sentence = client.expect_refusal("/api/r/r1/cell", q=1, k=0)
-    assert (status, "ZeroDivision" in sentence) == (500, False)
-    assert "ZeroDivisionError" in caplog.text
-
-
 def test_a_server_that_has_stopped_leaves_no_thread(recording):
     before = set(threading.enumerate())
     with join_server_threads(), open_client(recording) as client:

@@ -2,18 +2,16 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 import torch
 
 import regard
-from regard.mechanism import Causal, Everything, Given
+from regard.mechanism import Causal, Everything
 from regard.models import GPT2
 from regard.models.gpt2_adapter import GPT2Adapter
-from regard.observe.score_interval import Score
 from regard.show.page import finding as findings
-from regard.show.page.finding import DOES, GETS, LEAK, describe_average, explain_key, find_finding, name_word
+from regard.show.page.finding import DOES, LEAK, find_finding, name_word
 from regard.show.page.model_adapter import record_text
 from regard.show.page.recording_entry import RecordingEntry
 from regard.show.page.session import LEAK_ID, Session
@@ -79,77 +77,15 @@ def test_the_patches_of_an_image_are_not_called_words(targets, key, count):
     assert said.endswith("select another patch.")
 
 
-def test_a_score_on_several_words_is_named_beside_the_weight_of_one():
-    size = 3 * len(WORDS)
-    keys = 40 * torch.eye(size, dtype=torch.float64)[None, None]
-    queries = torch.zeros(1, 1, size, size, dtype=torch.float64)
-    for q in range(size):  # what followed each earlier place of the same word, all equally
-        followed = [k for k in range(1, q + 1) if (k - 1) % len(WORDS) == q % len(WORDS) and k - 1 < q]
-        queries[0, 0, q, followed or [0]] = 1
-    recording = rows_and_keys(queries, keys)
-    recording.tokens = WORDS * 3
-    found = find(recording)
-    weights = recording.map(0)[0, 0, found.q]
-    whole = float(weights[found.q - 2 * len(WORDS) + 1 :: len(WORDS)].sum())
-    assert (found.what, found.q >= 2 * len(WORDS)) == ("induction", True)
-    assert whole > 1.9 * weights.max()
-    assert f"puts {100 * weights.max():.0f} % of its attention" in found.sentences[1]
-    assert f"; all such tokens get {100 * whole:.0f} %, and on average over " in found.sentences[1]
-
-
 @pytest.mark.parametrize(("count", "place", "name"), [(1, 0, "‘it’"), (3, 0, "‘it’ at 0"), (1024, 1022, "‘it’ at 1,022")])
 def test_a_word_is_named_with_its_place_where_others_look_alike(count, place, name):
     words = ["it", *[" it"] * (count - 1), " sat"]
     assert (name_word(words, place), name_word(words, count)) == (name, "‘sat’")
 
 
-def test_a_key_that_does_not_show_the_kind_is_not_said_to_and_the_average_says_of_what_it_is():
-    assert explain_key("induction", ["a", "b", "a", "c"], 2, 0) == ""
-    low, high, score = torch.tensor(0.2), torch.tensor(0.6), Score(0.5, count=23)
-    assert describe_average("induction", low, high, score, "") == f"on average over 23 tokens {GETS['induction']} 50 %"
-    over = "on average over 23 tokens"
-    assert describe_average("induction", high, low, score, "") == f"{GETS['induction']} 60 %, and {over} 50 %"
-    assert describe_average("induction", low, low, score, ", said") == "on average over 23 tokens it is 50 %"
-
-
-def test_a_headline_claims_nothing_of_every_word_since_a_score_is_an_average():
-    mostly = [9 if i == 12 else max(i - 1, 0) for i in range(T)]  # the word before, but for one word
-    found = find(attend_to(mostly))
-    assert found.what == "previous token"
-    for claim in (found.sentences[0], *DOES.values()):
-        assert not re.search(r"\b(each|every|all|any|always|whatever)\b", claim), claim
-
-
 def test_a_kind_that_is_wanted_is_preferred_to_one_that_tells_more():
     assert find(attend_to(BEFORE, FOLLOWED), "previous token").place.head == 0
     assert find(attend_to(BEFORE, FOLLOWED)).place.head == 1
-
-
-def test_nothing_is_claimed_of_fewer_than_eight_words_but_the_largest_weight_is_named():
-    recording = attend_to(BEFORE[:5])
-    assert {row.kind for row in regard.heads(recording)} == {"unclear"}
-    found = find(recording)
-    assert found.what is None
-    assert (found.q - 1, "no head looks clearly at one place" in found.sentences[0]) == (found.k, True)
-
-
-def pad_left(count: int, size: int = T):
-    """The causal mask of a text after this much padding."""
-    return Causal() & Given(torch.arange(size) >= count)
-
-
-def test_the_first_word_is_that_of_the_text_after_padding_on_the_left():
-    recording = attend_to([max(3, i - 20) for i in range(T)], mask=pad_left(3))
-    found = find(recording)
-    assert (found.what, found.k) == ("first token", 3)
-    assert ", the first token;" in found.sentences[1]
-
-
-def test_the_largest_weight_on_another_word_than_the_first_is_not_on_the_first_after_padding():
-    targets = [2, 2, 2, 2, 2, 3, 2]  # of the text's five words, one attends to the word before it
-    found = find(attend_to(targets, mask=pad_left(2, 7)))
-    assert (found.what, found.q, found.k) == (None, 5, 3)
-    assert found.sentences[0].startswith("On these 5 tokens no head looks clearly at one place: at least 8 tokens must count")
 
 
 class Masked(torch.nn.Module):
@@ -207,13 +143,6 @@ def test_the_gallery_opens_by_name_and_each_finding_is_what_it_says():
         assert first["finding"]["what"] == "induction"
         assert client.post("/api/gallery", {"name": "nothing"})[0] == 404
         assert client.json(f"/api/r/{LEAK_ID}/finding")["finding"]["what"] == LEAK
-
-
-def test_the_head_of_the_readme_is_the_clearest_of_its_story():
-    readme = (Path(__file__).parents[3] / "README.md").read_text()
-    story, head = re.search(r'STORY="(.*)"', readme)[1], re.search(r"--head (\d+)\.(\d+) .*attends to the word before", readme)
-    found = find(record_text(GPT2Adapter("pocket", GPT2.load("pocket")), story, 100).recording)
-    assert (found.what, found.place.layer, found.place.head) == ("previous token", *map(int, head.groups()))
 
 
 def test_what_the_page_opens_on_is_computed_before_it_is_asked_for():

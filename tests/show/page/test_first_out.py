@@ -109,8 +109,3 @@ def test_the_heads_of_the_whole_recording_are_not_those_without_the_first_word()
         whole, rest = (client.lines(f"/api/r/{name}/heads")[:-1] for name in ("r1", "r1:rest"))
     assert [line["row"]["kind"] for line in whole] == [row.kind for row in heads(recording)]
     assert whole != rest
-
-
-def test_a_recording_that_is_not_here_is_not_here_without_its_first_word_either():
-    with open_client(record_sorter()) as client:
-        assert client.expect_refusal("/api/r/nowhere:rest/heads")[0] == 404

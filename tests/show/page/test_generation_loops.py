@@ -32,12 +32,6 @@ def test_a_visitor_is_told_what_the_first_words_wait_for(compiling):
     assert "recording" in last
 
 
-def test_loops_that_are_read_from_the_cache_are_not_mentioned(compiling):
-    compiling.set_result(None)
-    first = next(Session(None, make_writer()).generate_text(GenerationRequest("CCAB", 3, 1.0), lambda: None))
-    assert first["place"] == 4
-
-
 def test_who_waits_for_loops_and_goes_away_waits_no_longer(compiling):
     asked = {"text": "CCAB", "tokens": 5, "temperature": 1}
     with open_client(adapter=make_writer()) as client:
@@ -52,23 +46,6 @@ def test_the_model_is_free_for_others_while_one_waits_for_loops(compiling):
     session = Session(None, make_writer())
     assert next(session.generate_text(GenerationRequest("CCAB", 3, 1.0), lambda: None)) == {"compiling": True}
     assert not session._model_lock.locked()
-
-
-def test_an_error_of_compilation_is_told_to_who_waits(compiling):
-    compiling.set_exception(MemoryError("no room"))
-    with pytest.raises(MemoryError, match="no room"):
-        next(Session(None, make_writer()).generate_text(GenerationRequest("CCAB", 3, 1.0), lambda: None))
-
-
-def test_what_could_not_be_compiled_is_tried_again_for_the_next_text(monkeypatch):
-    futures = [Future(), Future()]
-    futures[0].set_exception(MemoryError("no room"))
-    futures[1].set_result(None)
-    monkeypatch.setattr(generation_loops, "start_compilation", lambda model: futures.pop(0))
-    session = Session(None, make_writer())
-    with pytest.raises(MemoryError, match="no room"):
-        next(session.generate_text(GenerationRequest("CCAB", 3, 1.0), lambda: None))
-    assert next(session.generate_text(GenerationRequest("CCAB", 3, 1.0), lambda: None))["place"] == 4
 
 
 def test_the_loops_of_a_model_are_compiled_once(monkeypatch):

@@ -4,7 +4,6 @@ import torch
 import regard
 from regard import Causal
 from regard.map.codes import encode_weights
-from regard.map.map_planes import MapPlanes
 from show.page.server_client import TEXT, open_client, record_sorter, rows_and_keys
 
 HEAD = {"kind": "self", "b": 0, "layer": 1, "head": 2}
@@ -30,10 +29,6 @@ def test_the_start_says_what_there_is(client, recording):
     assert (attention["kind"], attention["part"], attention["rows"], attention["columns"]) == ("self", None, "words", "words")
     expected = [{"name": name, "heads": 3, "queries": 11, "keys": 11} for name in recording.layers()]
     assert attention["layers"] == expected
-
-
-def test_words_come_in_parts(client):
-    assert client.json("/api/r/r1/words", list="words", **{"from": 3, "to": 7})["words"] == list(TEXT[3:7])
 
 
 def test_tiles_are_the_map_in_codes(client, recording):
@@ -80,28 +75,6 @@ def test_the_largest_of_a_row_and_of_a_column_come_with_their_words(client, reco
         assert [one["word"] for one in found] == [TEXT[place] for place in places.tolist()]
 
 
-def test_small_pictures_are_the_largest_weights(client, recording):
-    found = client.codes("/api/r/r1/thumbs", kind="self", b=0, layer=1)
-    seen = Causal().table(11, 11).reshape(11, 11)
-    for head in range(3):
-        assert torch.equal(found[head], encode_weights(weights(recording, 1, head), seen).to(torch.int32))
-
-
-def test_opening_a_head_ends_with_its_size_and_profiles(client, recording):
-    *shares, last = client.lines("/api/r/r1/open", **HEAD)
-    assert all(0 < one["done"] <= 1 for one in shares)
-    assert (last["levels"], last["queries"], last["keys"]) == (1, 11, 11)
-    head = recording.map(1, 2)
-    assert last["rows"]["entropy"] == pytest.approx(head.entropy()[0, 0].tolist(), abs=1e-12)
-    assert last["columns"]["received"] == pytest.approx(head.received()[0, 0].tolist(), abs=1e-12)
-
-
-def test_steps_and_examples_are_described(client):
-    steps = client.json("/api/r/r1/steps", **HEAD, q=3)
-    assert (len(steps["q"]), steps["focus"], steps["rows"]) == (11, 3, list(TEXT))
-    assert client.json("/api/example", name="heads", head=1)["heads"] == 2
-
-
 def test_half_a_surrogate_pair_and_markup_travel_as_they_are():
     recording = record_sorter()
     recording.tokens = ["</script>", "\ud800", "\0", "\u202e", *"ABCABCA"]
@@ -144,13 +117,3 @@ def test_numbers_that_are_none_do_not_break_an_answer():
         }
         assert client.codes("/api/r/r1/row", q=3).tolist() == [0] * 7
         assert client.lines("/api/r/r1/open")[-1]["rows"]["entropy"][3] is None
-
-
-def test_what_a_head_was_divided_by_is_found_once(recording, monkeypatch):
-    monkeypatch.setattr("regard.show.page.recording_entry.MAX_MAPS_BYTES", 0)
-    with open_client(recording) as client:
-        client.lines("/api/r/r1/open", **HEAD)
-        client.codes("/api/r/r1/row", layer=0, head=0, q=3)  # the map of this layer takes the place of that one
-        monkeypatch.setattr(MapPlanes, "gather_statistics", None)
-        assert client.codes("/api/r/r1/column", **HEAD, k=4).shape == (11,)
-        assert client.json("/api/r/r1/top", **HEAD, k=4)["found"]

@@ -1,13 +1,12 @@
 import pytest
 import torch
 
-from regard import Causal
 from regard.map.codes import encode_weights
 from regard.map.pooling import bin_edges
 from regard.show.page import head_pictures
 from regard.show.page.head_pictures import OpenedHead, compute_profile, make_thumbnails
 from regard.show.page.recording_entry import HeadPlace, RecordingEntry
-from show.page.server_client import in_steps, record_sorter, rows_and_keys
+from show.page.server_client import rows_and_keys
 
 NAN = float("nan")
 
@@ -61,14 +60,6 @@ def test_of_a_large_layer_some_rows_are_examined(monkeypatch):
     assert (apart[:, :-1] <= 1).all()  # all but the pixels of three rows
 
 
-def test_small_pictures_of_calls_that_are_joined_are_those_of_the_map():
-    recording = in_steps(dtype=torch.float32)
-    found, _ = make_thumbnails(RecordingEntry("r1", recording), HeadPlace(b=1, layer=1))
-    seen = Causal().table(13, 13).reshape(13, 13)
-    expected = torch.stack([encode_weights(recording.map(1, n)[1, 0], seen) for n in range(4)])
-    assert (found.to(torch.int32) - expected.to(torch.int32)).abs().max() <= 1
-
-
 def test_who_comes_next_goes_on_where_the_last_one_left(monkeypatch):
     monkeypatch.setattr("regard.map.pyramid.STRIP", 8)
     opened = OpenedHead(long().map(0, 1))
@@ -81,11 +72,6 @@ def test_who_comes_next_goes_on_where_the_last_one_left(monkeypatch):
     assert shares[-1] < rest[0]
     assert rest[-1] == opened.done_share == 1
     assert list(opened.compute_strips(never)) == []
-
-
-def test_what_a_head_keeps_counts_what_its_map_copied():
-    m = record_sorter().map(0, 1)
-    assert OpenedHead(m, 1000).nbytes == OpenedHead(m).nbytes + 1000
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,9 @@
-import copy
-
 import pytest
 
 import regard
 from regard import ConfigError
 from show.page.server_client import open_client
-from show.vision_models import llava, swin, vit
+from show.vision_models import swin, vit
 
 HEAD = {"kind": "self", "b": 0, "layer": 1, "head": 2}
 
@@ -62,12 +60,3 @@ def test_the_notes_on_a_model_of_images_do_not_advise_to_set_the_text_of_its_tok
     assert regard.heads(recording).notes == (expected,)
     with open_client(recording) as client:
         assert client.lines("/api/r/r1/heads", kind="self")[-1]["notes"] == [expected]
-
-
-def test_frames_of_sound_have_no_text_either_but_the_words_beside_an_image_may_have():
-    recording = copy.copy(vit()[0])
-    recording.places = regard.AudioFrames(0.02)
-    assert regard.heads(recording).notes[0].startswith("the tokens are frames of sound, so there is no duplicate, ")
-    mixed = copy.copy(llava()[0])
-    mixed.tokens = None
-    assert regard.heads(mixed).notes[0].endswith(": set recording.tokens in Python, before it is saved or shown.")

@@ -9,7 +9,7 @@ import torch
 import regard
 from regard.show.page import implicit_pictures
 from regard.show.page.recording_entry import RecordingEntry, summarize_entry
-from show.implicit_recordings import B, D, H, SiluAttention, SoftmaxAttention, pool_signed, record_implicit
+from show.implicit_recordings import B, H, SiluAttention, SoftmaxAttention, pool_signed, record_implicit
 from show.page.server_client import open_client
 from show.page.test_single_file import START, entries
 
@@ -53,19 +53,6 @@ def test_a_recording_lists_its_layers_without_a_softmax_apart(recording):
     assert not any("Not drawn" in note for note in found["notes"])
 
 
-def test_a_layer_that_is_the_recorded_model_itself_has_a_name():
-    layer = SiluAttention()
-    with torch.no_grad(), regard.record(layer) as recording:
-        layer(torch.randn(B, T, H * D))
-    assert [one["name"] for one in summarize_entry(RecordingEntry("r1", recording))["implicit"]] == ["the model"]
-
-
-def test_a_recording_without_any_softmax_has_a_page(long_recording):
-    found = summarize_entry(RecordingEntry("r1", long_recording))
-    assert (found["attentions"], found["batch"], len(found["implicit"])) == ([], 1, 2)
-    assert found["words"]["words"]["count"] == LONG
-
-
 @pytest.mark.parametrize("how", ["mean", "max"])
 @pytest.mark.parametrize("name", ["recording", "long_recording"])
 def test_a_picture_is_the_matrix_pooled_by_its_sign(name, how, request):
@@ -81,14 +68,6 @@ def test_a_picture_is_the_matrix_pooled_by_its_sign(name, how, request):
     torch.testing.assert_close(found, pool_signed(dense, size, size, how), rtol=FLOAT32, atol=1e-12)
 
 
-def test_an_entry_has_every_digit(recording):
-    dense = recording.map(0, kind="implicit").dense()
-    with open_client(recording) as client:
-        for b, head, q, k in ((0, 0, 0, 0), (1, 2, 7, 10), (1, 1, 10, 3)):
-            found = client.json("/api/r/r1/implicit_cell", b=b, head=head, q=q, k=k)["entry"]
-            assert found == pytest.approx(float(dense[b, head, q, k]), rel=1e-14)
-
-
 def test_a_place_that_does_not_exist_is_refused_in_a_sentence(recording):
     with open_client(recording) as client:
         for name, least in (("layer", 1), ("b", B), ("head", H)):
@@ -98,24 +77,6 @@ def test_a_place_that_does_not_exist_is_refused_in_a_sentence(recording):
         status, said = client.expect_refusal("/api/r/r1/implicit_cell", q=T, k=0)
         assert status == 400
         assert said.startswith(f"q must be at least 0 and below {T}")
-
-
-def test_calls_of_different_shapes_are_layers_of_their_own():
-    layer = SiluAttention().double()
-
-    class Twice(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.own = layer
-
-        def forward(self, x):
-            return self.own(x), self.own(x[:, :4])
-
-    model = Twice()
-    with torch.no_grad(), regard.record(model) as recording:
-        model(torch.randn(1, 7, 15, dtype=torch.float64))
-    layers = RecordingEntry("r1", recording).implicit_layers
-    assert [one.shape[2] for one in layers] == [7, 4]
 
 
 def write_page(recording, path):

@@ -60,22 +60,6 @@ def test_a_layer_without_its_mask_is_named_and_every_later_word_is_found():
         assert not table(found, "expected").triu(1).any()
 
 
-@pytest.mark.slow
-def test_a_text_of_one_word_over_and_over_is_examined_too():
-    with open_client(make_sorter()) as client:
-        for text in ("A", "AAAAA", "CCCCC"):
-            found = examine_recording(client, type_text(client, text)["id"])[1]
-            assert not found["findings"]
-            assert found["ok"] == (text != "A")  # of a single word nothing can be certain
-
-
-def test_what_the_model_goes_on_to_write_can_be_asked_as_well():
-    with open_client(make_sorter()) as client:
-        _, body = client.post("/api/generate", {"text": "CCAB", "tokens": 3, "temperature": 0})
-        summary = json.loads(body.splitlines()[-1])["recording"]
-        assert examine_recording(client, summary["id"])[1]["reach"]["words"] == list("CCAB")
-
-
 def test_it_is_asked_of_what_was_typed_and_not_of_a_recording_from_elsewhere():
     with open_client(record_sorter(GIVEN), adapter=make_sorter()) as client:
         (given,) = client.json("/api/start")["recordings"]

@@ -11,7 +11,6 @@ from transformers import GPT2LMHeadModel, GPT2TokenizerFast, LlamaConfig, LlamaF
 
 import regard
 from bounds import EXPONENTIAL, assert_within, estimate_rounding
-from regard import ConfigError
 from regard.cli.model_loading import CAUSAL_LM, TransformersModel, load_model
 from regard.compiled import threads
 from regard.generate import generate
@@ -19,9 +18,7 @@ from regard.models import TransformersDecoder
 from regard.models.compiled_decoder import CompiledDecoder
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.observe import record
-from regard.observe.record import Recorder
 from regard.show.page import model_adapter
-from regard.show.page.server import make_server
 from regard.show.page.session import GenerationRequest, Session
 from regard.text.byte_pair import GPT2_FOLDER
 from show.page.server_client import make_sorter, make_writer, open_client
@@ -157,17 +154,6 @@ def test_words_are_written_in_compiled_calls_while_another_visitor_waits_for_a_f
     assert counts == [1] * (NEW - 1)
 
 
-def test_a_model_without_attention_states_after_its_words_that_nothing_was_recorded(monkeypatch):
-    session = Session(None, make_writer())
-    monkeypatch.setattr("regard.show.page.model_adapter.Recorder", lambda _, keep: Recorder(torch.nn.Linear(1, 1), keep=keep))
-    lines = session.generate_text(GenerationRequest("CCAB", NEW, 1.0), lambda: None)
-    words = [next(lines)["word"] for _ in range(NEW)]
-    assert len(words) == NEW
-    with pytest.raises(ConfigError, match="nothing was recorded"):
-        next(lines)
-    assert not session._model_lock.locked()
-
-
 @pytest.fixture(scope="module")
 def client():
     with open_client(adapter=make_sorter(), others=[make_writer()]) as found:
@@ -189,26 +175,6 @@ def test_a_request_chooses_among_the_models_and_the_first_is_the_default(client)
     assert read["sorter"]["id"] != read["writer"]["id"]
     assert read["sorter"]["request"] == {"text": "CAB"}
     assert read["writer"]["request"] == {"text": "CAB", "model": "writer"}  # so that a link makes it again
-
-
-def test_each_recording_asks_the_model_that_read_it(client):
-    found = post(client, "/api/type", text="CAB", model="writer")["id"]
-    model = client.session.adapters["writer"].model
-    target = client.json(f"/api/r/{found}/target")
-    with torch.no_grad():
-        logits = model(torch.tensor([client.session.adapters["writer"].encode("CAB")]))
-    assert target["logit"] == pytest.approx(float(logits[0, -1].max()), rel=1e-5)
-
-
-def test_a_story_names_its_model(client):
-    made = post(client, "/api/generate", text="CA", tokens=3, temperature=0, seed=3, model="writer")["recording"]
-    assert made["model"] == "writer"
-    assert made["request"] == {"text": "CA", "tokens": 3, "temperature": 0.0, "seed": 3, "model": "writer"}
-
-
-def test_two_models_of_one_name_are_refused():
-    with pytest.raises(ConfigError, match="two models of the page are called sorter"):
-        make_server(adapter=make_sorter(), others=[make_sorter()])
 
 
 @pytest.mark.slow

@@ -6,8 +6,6 @@ import pytest
 
 from regard.models import GPT2, GPT2Config
 from regard.models.gpt2_adapter import GPT2Adapter
-from regard.show.page import model_adapter
-from regard.show.page.named_runs import NamedRuns
 from regard.show.page.session import GenerationRequest, Session
 from show.page.server_client import make_writer, open_client
 
@@ -37,30 +35,6 @@ def test_a_stopped_text_is_that_of_a_request_for_as_many_words(words):
     ]
 
 
-def test_a_text_that_has_ended_by_itself_cannot_be_stopped_while_it_is_read(monkeypatch):
-    session, asked = Session(None, make_writer()), []
-    read = model_adapter.record_rest
-
-    def record_rest(*given):
-        asked.append(session.runs.stop("mine"))
-        return read(*given)
-
-    monkeypatch.setattr(model_adapter, "record_rest", record_rest)
-    *_, last = session.generate_text(ASKED, lambda: None)
-    assert asked == [False]
-    assert last["recording"]["request"]["tokens"] == ASKED.tokens
-
-
-def test_a_run_of_the_same_name_that_ends_leaves_the_other_to_be_stopped():
-    runs = NamedRuns()
-    with runs.open("mine") as first:
-        with runs.open("mine") as second:
-            runs.close(first)
-            assert runs.stop("mine")
-        assert second.is_set()
-    assert not first.is_set()
-
-
 def test_a_model_that_runs_one_block_several_times_is_read():
     model = GPT2(GPT2Config(layers=2, heads=2, width=8, context=64, vocabulary=3)).eval()
     model.text, model.blocks[1] = GPT2.load("sorter").text, model.blocks[0]
@@ -68,13 +42,6 @@ def test_a_model_that_runs_one_block_several_times_is_read():
         GenerationRequest("CCAB", 5, 1.0, seed=5), lambda: None
     )
     assert len(lines) == len(last["looked"]) == 5
-
-
-def test_a_run_that_has_ended_cannot_be_stopped_and_stops_no_other():
-    session = Session(None, make_writer())
-    write_and_stop(session, 2)
-    assert not session.runs.stop("mine")
-    assert len([*session.generate_text(ASKED, lambda: None)]) == 41
 
 
 def test_runs_are_stopped_by_their_own_names():

@@ -1,12 +1,11 @@
 import json
 import threading
-from types import SimpleNamespace
 
 import pytest
 
 from regard.show.page import ndjson
 from regard.show.page.executor import DisconnectedError
-from show.page.server_client import join_server_threads, make_writer, open_client, record_sorter, wait_until
+from show.page.server_client import join_server_threads, open_client, wait_until
 
 
 @pytest.fixture
@@ -90,22 +89,6 @@ def test_what_fails_later_is_the_last_line(recording, monkeypatch, caplog):
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_a_stream_there_is_no_room_for_gets_the_advice_to_try_again(recording, monkeypatch):
-    monkeypatch.setattr("regard.show.page.executor.MAX_REQUESTS", 0)
-    with open_client(recording) as client:
-        status, sentence = client.expect_refusal("/api/r/r1/open")
-    assert (status, "try again" in sentence) == (503, True)
-
-
-def test_a_server_that_ends_while_it_writes_says_nothing(caplog):
-    with join_server_threads(), open_client(record_sorter(), adapter=make_writer()) as client:
-        one = client.leaving("/api/generate", {"text": "C", "tokens": 300, "temperature": 1})
-        with one:
-            assert one.recv(1)
-            client.server.stop()
-    assert not caplog.records
-
-
 def test_a_server_that_ends_ends_what_it_answers_and_does_not_wait_for_it(recording, monkeypatch):
     ended = threading.Event()
 
@@ -124,22 +107,3 @@ def test_a_server_that_ends_ends_what_it_answers_and_does_not_wait_for_it(record
             assert one.recv(1)
             client.server.stop()
     assert ended.is_set()
-
-
-def test_a_line_that_comes_when_the_server_is_no_more_is_nobodys(recording, monkeypatch, caplog):
-    begun, go_on = threading.Event(), threading.Event()
-
-    class Late(threading.Semaphore):
-        """Room for a line, told when the server has gone."""
-
-        def acquire(self, blocking=True, timeout=None):
-            begun.set()
-            go_on.wait(60)
-            return super().acquire(blocking, timeout)
-
-    monkeypatch.setattr(ndjson, "threading", SimpleNamespace(Event=threading.Event, Semaphore=Late))
-    with join_server_threads(), open_client(recording) as client, client.leaving("/api/r/r1/open"):
-        assert begun.wait(60)
-        client.server.stop()
-        go_on.set()
-    assert not caplog.records

@@ -48,11 +48,6 @@ def test_the_words_are_those_of_a_model_whose_heads_are_cut_out_of_its_weights(c
     assert any(abs(one["before"] - one["after"]) > 1e-3 for one in found)
 
 
-def test_a_head_that_is_named_twice_or_beside_itself_is_off_once(client):
-    once, twice = (client.json("/api/r/r1/ablation", off=off)["words"] for off in ("3.1", "3.1,3.1"))
-    assert once == twice
-
-
 @pytest.mark.parametrize(
     ("off", "says"),
     [

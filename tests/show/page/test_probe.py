@@ -7,7 +7,7 @@ import regard
 from regard import GPT2
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.observe.classification.head_kinds import TELLING_KINDS
-from show.page.server_client import make_sorter, open_client, record_sorter
+from show.page.server_client import open_client
 
 
 @pytest.mark.slow
@@ -21,10 +21,3 @@ def test_the_probe_is_that_of_the_library_and_is_run_once():
     assert [line["row"]["kind"] for line in rows] == [row.kind for row in table]
     assert [line["row"]["sentence"] for line in rows] == [row.sentence for row in table]
     assert [(line["done"], line["of"]) for line in rows] == [(n + 1, len(table)) for n in range(len(table))]
-
-
-def test_a_recording_alone_has_no_model_to_probe():
-    with open_client(record_sorter(), adapter=make_sorter()) as client:
-        status, sentence = client.expect_refusal("/api/r/r1/probe")
-    assert status == 400
-    assert "regard serve with --model" in sentence

@@ -1,13 +1,9 @@
-import json
-
 import pytest
 import torch
 
 import regard
 from regard import ConfigError
 from regard.models.transformer import Transformer
-from regard.observe.interception.attention_call import MissedCall
-from regard.observe.stored_calls.kv_history import KVHistory
 from regard.show.page import recording_entry as entries
 from regard.show.page.head_table import stream_head_table
 from regard.show.page.recording_entry import HeadPlace, RecordingEntry, summarize_entry
@@ -47,26 +43,6 @@ def entry():
     return RecordingEntry("r1", recording)
 
 
-def test_shapes_are_those_of_the_maps_that_are_not_made(entry):
-    for one in entry.attention_layers:
-        for layer, shape in enumerate(one.shapes):
-            assert shape == entry.recording.map(layer, kind=one.kind, part=one.part).shape
-
-
-def test_the_map_of_a_place_is_that_of_its_row_and_head(entry):
-    for one in entry.attention_layers:
-        place = HeadPlace(one.kind, one.part, 1, 0, 3)
-        expected = entry.recording.map(0, 3, kind=one.kind, part=one.part)[1, 0]
-        torch.testing.assert_close(entry.get_map(place)[0, 0], expected, rtol=0, atol=1e-12)
-
-
-def test_values_are_those_of_the_heads_group(entry):
-    one = entry.attention_layers[0]
-    values = entry.recording.values(0, kind=one.kind, part=one.part)
-    assert torch.equal(entry.get_values(HeadPlace(one.kind, one.part, 1, 0, 3)), values[1, 1])
-    assert torch.equal(entry.get_values(HeadPlace(one.kind, one.part, 1, 0, 1)), values[1, 0])
-
-
 def test_words_of_queries_are_the_last_of_those_of_the_keys():
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(B, H, n, D, generator=generator) for n in (T, T + PAST))
@@ -80,23 +56,6 @@ def test_words_of_queries_are_the_last_of_those_of_the_keys():
     assert (found["rows"], found["columns"]) == ("queries", "words")
 
 
-def test_an_axis_whose_length_the_words_have_not_has_numbers(entry):
-    one = next(one for one in entry.attention_layers if 11 in (shape[3] for shape in one.shapes))
-    layer = next(layer for layer, shape in enumerate(one.shapes) if shape[3] == 11)
-    assert entry.get_axis_words(HeadPlace(one.kind, one.part, 0, layer))[1] == [str(n) for n in range(11)]
-
-
-def test_few_maps_are_kept_and_the_last_in_any_case(monkeypatch):
-    entry = RecordingEntry("r1", record_sorter())
-    monkeypatch.setattr(entries, "MAX_MAPS_BYTES", 2 * entries.ROW_BYTES * 3 * 11)
-    for layer in (0, 1, 2, 0):
-        entry.get_map(HeadPlace(layer=layer))
-    assert [key[2] for key in entry._maps] == [2, 0]
-    monkeypatch.setattr(entries, "MAX_MAPS_BYTES", 0)
-    entry.get_map(HeadPlace(layer=1))
-    assert [key[2] for key in entry._maps] == [1]
-
-
 @pytest.mark.parametrize("limit", [0, 2**23], ids=["each head alone", "all heads of a layer"])
 def test_calls_that_are_joined_have_the_map_of_all_of_them(limit, monkeypatch):
     monkeypatch.setattr(entries, "MAX_JOINED_LAYER_BYTES", limit)
@@ -107,44 +66,6 @@ def test_calls_that_are_joined_have_the_map_of_all_of_them(limit, monkeypatch):
             place = HeadPlace(b=1, layer=layer, head=head)
             torch.testing.assert_close(entry.get_map(place)[0, 0], recording.map(layer, head)[1, 0], rtol=0, atol=1e-12)
             assert torch.equal(entry.get_values(place), recording.values(layer)[1, head // 2])
-
-
-def test_of_a_large_layer_that_is_joined_one_head_is_copied(monkeypatch):
-    monkeypatch.setattr(entries, "MAX_JOINED_LAYER_BYTES", 0)
-    monkeypatch.setattr(KVHistory, "build_map", counted := Counted(KVHistory.build_map))
-    recording = in_steps()
-    entry = RecordingEntry("r1", recording)
-    m, count = entry.get_sized_map(HeadPlace(layer=1, head=3))
-    assert m.nbytes == 2 * 2 * 13 * 5 * 8  # q and k of one head, of both batch rows
-    assert count >= m.nbytes
-    entry.get_sized_map(HeadPlace(layer=1, head=3))
-    assert counted.times == 1
-
-
-class Counted:
-    """A method that counts how often it is called."""
-
-    def __init__(self, method) -> None:
-        self.method, self.times = method, 0
-
-    def __get__(self, owner, kind):
-        def call(*given, **more):
-            self.times += 1
-            return self.method(owner, *given, **more)
-
-        return call
-
-
-@pytest.mark.parametrize(("word", "count"), [("x", 2000), ("x" * 100, 327), ("x" * 10_000, 128), ("", 2000)])
-def test_the_words_that_come_along_are_fewer_where_they_are_long(word, count):
-    assert len(entries.select_first_words([word] * 3000)) == count
-
-
-def test_what_comes_along_is_small_whatever_a_recording_says():
-    recording = record_sorter()
-    recording.model, recording.tokens = "m" * 10**6, ["w" * 10**6] * 11
-    recording.missed += [MissedCall("kernel", "module", "reason")] * 10**4
-    assert len(json.dumps(summarize_entry(RecordingEntry("r1", recording)))) < 20_000
 
 
 @pytest.mark.slow

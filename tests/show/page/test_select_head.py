@@ -1,7 +1,6 @@
 import pytest
 import torch
 
-import regard
 from regard import Causal, Given
 from regard.show.page.select_head import select_head
 from show.page.server_client import in_steps, rows_and_keys
@@ -31,20 +30,3 @@ def test_a_head_alone_is_that_head_of_the_layer(recording):
             assert one.heads(layer) == (head,)
             if values is not None:
                 assert torch.equal(one.values(layer)[:, 0], values[:, head * G // H])
-
-
-def test_a_head_alone_shares_its_memory_and_leaves_the_recording_as_it_was():
-    recording = with_everything()
-    q = recording.calls[0].stored.q
-    one = select_head(recording, "self", None, 0, 3)
-    assert (
-        one.last.find_histories(0, "self", None)[0].stored_calls[0].q.untyped_storage().data_ptr()
-        == q.untyped_storage().data_ptr()
-    )
-    assert recording.map(0).shape == (B, H, Q, K)
-
-
-def test_the_other_layers_are_all_there():
-    one = select_head(in_steps(), "self", None, 1, 2)
-    torch.testing.assert_close(one.map(0)[:], in_steps().map(0)[:], rtol=0, atol=1e-12)
-    assert [row.head for row in regard.heads(one, layers=[1])] == [2]

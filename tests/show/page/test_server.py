@@ -9,7 +9,6 @@ import threading
 
 import pytest
 
-import regard
 from regard import ConfigError
 from regard.show.page import server as module
 from regard.show.page.server import Server, make_server
@@ -78,18 +77,6 @@ def test_a_page_needs_a_recording_or_a_model(subject):
         make_server(subject)
 
 
-def test_a_recording_of_nothing_is_refused():
-    with pytest.raises(ConfigError, match="nothing was recorded"):
-        make_server(regard.Recording())
-
-
-@pytest.mark.slow
-def test_two_pages_run_side_by_side(recording):
-    with make_server(recording) as one, make_server(record_sorter("CCAB")) as other:
-        assert Client(one).json("/api/start")["recordings"][0]["text"] == TEXT
-        assert Client(other).json("/api/start")["recordings"][0]["text"] == "CCAB"
-
-
 @pytest.mark.slow
 def test_it_listens_at_this_machines_own_address_unless_told_otherwise(recording):
     for found in (make_server(recording), Server(Session(recording))):
@@ -129,16 +116,6 @@ def test_other_methods_are_refused_with_those_there_are(client, method, path):
     assert status == 405
     assert "GET" in headers["allow"]
     assert "is not allowed" in json.loads(body)["error"]
-
-
-def test_a_head_alone_is_asked_for_without_its_body(client):
-    for path in ("/", "/api/start", "/api/r/r1/open"):
-        assert client.ask(path, "HEAD")[::2] == (200, b"")
-
-
-def test_a_part_of_a_file_is_not_sent(client):
-    whole = client.ask("/static/main.js")
-    assert client.ask("/static/main.js", range="bytes=0-1")[::2] == whole[::2]
 
 
 def test_an_error_of_ours_before_an_answer_is_one_sentence(recording, monkeypatch, caplog):

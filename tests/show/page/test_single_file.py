@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import regard
-from bounds import assert_within, softmax_bound
 from regard import Causal, ConfigError
 from regard.map.codes import encode_weights
 from regard.show.page import single_file
@@ -65,11 +64,6 @@ def test_it_holds_every_weight_of_every_head(page_html, recording):
             assert torch.equal(picture(found, name, (11, 11)), expected)
 
 
-def test_it_holds_scores_whose_softmax_is_the_weights(page_html, recording):
-    scores = torch.from_numpy(np.frombuffer(entries(page_html)[f"r1/scores?{HEAD}"], "<f4").copy()).view(11, 11)
-    assert_within(scores.softmax(-1), recording.map(1, 2)[0, 0], softmax_bound(torch.float32, scores))
-
-
 def test_it_holds_the_words_the_kinds_the_steps_and_the_examples(page_html, recording):
     found = entries(page_html)
     assert json.loads(found["r1/words?list=words&b=0"])["words"] == list(TEXT)
@@ -101,13 +95,6 @@ def test_the_vectors_of_steps_have_every_digit_and_keys_that_heads_share_are_sto
             stored = np.frombuffer(found[told["name"].partition("/")[2]], f"<f{bits // 8}").reshape(-1, told["columns"])
             assert np.array_equal(stored, exact.double().numpy())
     assert sum(name.startswith("numbers?") for name in found) == 6 + 2 + 2
-
-
-def test_it_starts_with_what_the_live_page_starts_with_and_has_no_model(page_html):
-    start = json.loads(START.search(page_html)[1])
-    assert (start["file"], start["model"], start["writes"]) == (True, None, False)
-    assert start["recordings"][0]["words"]["words"]["first"] == list(TEXT)
-    assert start["recordings"][0]["notes"] == []
 
 
 def test_it_loads_nothing_from_anywhere(page_html):
@@ -150,14 +137,6 @@ def test_beyond_the_limit_it_holds_the_levels_that_fit_and_says_so(tmp_path, mon
     assert "2 x 2 weights per pixel" in json.loads(START.search(text)[1])["recordings"][0]["notes"][0]
 
 
-@pytest.mark.parametrize("place", ["nowhere/page.html", "."])
-def test_a_place_where_no_file_can_be_is_said_before_anything_is_computed(tmp_path, recording, place, monkeypatch):
-    monkeypatch.setattr(single_file, "iterate_answers", lambda *_: pytest.fail("it was computed"))
-    with pytest.raises(ConfigError, match="must be a file in an existing folder"):
-        regard.page(recording, tmp_path / place)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_what_is_no_recording_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="got str"):
         regard.page("sorted.reg", tmp_path / "page.html")
@@ -178,22 +157,6 @@ def test_each_text_of_a_batch_has_its_own_words(tmp_path):
     found = entries((tmp_path / "page.html").read_text(encoding="utf-8"))
     stored = [json.loads(found[f"r1/words?list=words&b={row}"])["words"] for row in (0, 1)]
     assert stored == recording.tokens
-
-
-def test_each_source_of_one_target_has_its_own_words(tmp_path):
-    recording = in_steps()
-    t = len(recording.tokens[0])
-    sources = [[f"{row}{n}" for n in range(t)] for row in "ab"]
-    recording.tokens = {"rows": [f"t{n}" for n in range(t)], "columns": sources}
-    regard.page(recording, tmp_path / "page.html")
-    found = entries((tmp_path / "page.html").read_text(encoding="utf-8"))
-    assert [json.loads(found[f"r1/words?list=source&b={row}"])["words"] for row in (0, 1)] == sources
-
-
-def test_a_recording_of_nothing_leaves_no_file(tmp_path):
-    with pytest.raises(ConfigError, match="nothing was recorded"):
-        regard.page(regard.Recording(), tmp_path / "page.html")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_where_it_cannot_be_written_what_was_there_stays(tmp_path, recording, monkeypatch):

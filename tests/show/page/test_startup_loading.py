@@ -1,7 +1,6 @@
 """The server answers while its models are loaded, and says how far they are, or why they cannot be."""
 
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -46,14 +45,6 @@ def test_the_start_says_how_far_the_models_are_loaded_and_then_has_them(gate, do
         assert client.post("/api/type", {"text": "CABB"})[0] == 200
 
 
-def test_models_that_are_loaded_at_once_are_there_from_the_start(gate):
-    gate.set()
-    server = make_server(loading=loading(gate))
-    wait_until(lambda: not server.is_loading())
-    with server as running:
-        assert Client(running).json("/api/start")["model"] == "sorter"
-
-
 def test_an_error_of_loading_is_shown_on_the_page_and_ends_the_server(gate, monkeypatch):
     monkeypatch.setattr(module, "FAILURE_SECONDS", 1.0)
     server, raised = make_server(loading=loading(gate, fails=True)), []
@@ -75,12 +66,3 @@ def test_an_error_of_loading_is_shown_on_the_page_and_ends_the_server(gate, monk
     thread.join(60)
     server.stop()
     assert raised == ["the file is damaged: choose another one."]
-
-
-def test_an_error_at_once_is_raised_and_leaves_the_address_free(gate, monkeypatch):
-    monkeypatch.setattr(module, "PATIENCE_SECONDS", 60.0)
-    gate.set()
-    began = time.monotonic()
-    with pytest.raises(DataError, match="damaged"):
-        make_server(loading=loading(gate, fails=True))
-    assert time.monotonic() - began < 30

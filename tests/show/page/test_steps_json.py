@@ -8,7 +8,7 @@ from torch import nn
 
 import regard
 from bounds import assert_within
-from regard.errors import ConfigError, DataError
+from regard.errors import DataError
 from regard.lectures.examples import EXAMPLES, build_example
 from regard.mechanism import Given
 from regard.models import GPT2, GPT2Config
@@ -78,17 +78,6 @@ def test_a_long_text_is_shown_by_one_row_whose_weights_are_those_of_the_whole():
     assert f"{rest:.2f}" in found["notes"][0]
 
 
-def test_a_row_of_few_keys_needs_no_others():
-    found = compute_head_steps(entry(211), HeadPlace(), 3, MOST)
-    assert found["places"] == [0, 1, 2, 3]
-    assert found["sink"] is None
-
-
-def test_a_query_that_is_not_there_is_refused():
-    with pytest.raises(ConfigError, match="q must be at least 0 and at most 6, got 7"):
-        compute_head_steps(entry(7), HeadPlace(), 7, MOST)
-
-
 def test_numbers_that_json_cannot_hold_are_refused_in_words():
     with pytest.raises(DataError, match="q of this head contains numbers that are not finite"):
         compute_head_steps(entry(7, Biased(broken=True)), HeadPlace(head=1), None, MOST)
@@ -112,25 +101,6 @@ def test_the_numbers_of_an_example_give_its_steps(name):
         for part, right in known.steps.items():
             right = right if right.dim() == 2 else right[head]
             assert_within(right, getattr(found, part)[0], bounds[part], part)
-
-
-def test_the_wrong_mask_of_the_lectures_stays_wrong():
-    found, known = get_example_steps("leak"), build_example("leak")
-    q, k = (torch.tensor(found[name], dtype=torch.float64) for name in "qk")
-    masked = (q @ k.T * found["scale"]).where(torch.tensor(found["visible"]), found["hidden"])
-    assert_within(known.steps.masked, masked, step_bounds(found, masked.softmax(-1))["masked"])
-
-
-def test_the_factors_of_dropout_give_what_was_dropped():
-    found, known = get_example_steps("dropout"), build_example("dropout")
-    weights = compute_steps(found).weights[0]
-    dropped = weights * torch.tensor(found["dropout"], dtype=torch.float64)
-    assert_within(known.steps.dropped, dropped, step_bounds(found, weights)["dropped"])
-
-
-def test_a_head_that_an_example_has_not_is_refused():
-    with pytest.raises(ConfigError, match="head must be at least 0 and below 2, got 2"):
-        get_example_steps("heads", 2)
 
 
 def test_additive_scores_are_described_as_they_are():

@@ -27,12 +27,6 @@ def translator_package(tmp_path, monkeypatch):
     monkeypatch.setitem(INCLUDED_TRANSLATORS, "translator", tmp_path / "translator")
 
 
-@pytest.fixture
-def package_without_translator(tmp_path, monkeypatch):
-    """A package that carries none."""
-    monkeypatch.setitem(INCLUDED_TRANSLATORS, "translator", tmp_path / "nothing")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("text", [READ, f"  {PAIRS[1][0]}\n"])
@@ -59,15 +53,6 @@ def test_a_row_of_cross_attention_is_the_word_that_was_written_there(kind):
         torch.testing.assert_close(found.map(0, kind="cross")[0, :, n - 1], last, atol=1e-10, rtol=0)
     own = found.words(0, kind="cross")[0] if kind == "additive" else found.words(0, part="decoder")[1]
     assert own == (found.tokens.rows if kind == "additive" else [END_LABEL, *found.tokens.rows[:-1]])
-
-
-def test_all_three_texts_are_kept_with_the_recording(tmp_path):
-    found = record_translation(adapt_translator("small", train_small_translator("transformer")), READ, 2048)
-    found.save(tmp_path / "translation.reg")
-    again = regard.load(tmp_path / "translation.reg")
-    for kind, part in (("cross", "decoder"), ("self", "decoder"), ("self", "encoder")):
-        assert again.words(0, kind, part) == found.words(0, kind, part)
-    assert again.words(0, "self", "decoder")[0] != again.words(0, "cross", "decoder")[0]
 
 
 def test_typing_translates_and_each_axis_has_the_words_of_its_own_text():
@@ -126,21 +111,3 @@ def test_the_example_is_recorded_once_and_stays_however_much_is_typed():
     assert session.get_entry("translation") is first
     assert "translation" not in [one["id"] for one in session.get_start_state()["recordings"]]
     assert len(session.listed) == 32
-
-
-@pytest.mark.usefixtures("translator_package")
-def test_the_example_is_asked_for_by_its_address_and_by_nothing_in_the_request(recording):
-    with open_client(recording) as client:
-        status, body = client.post("/api/translation", {"model": "/etc", "name": "sorter"})
-        assert status == 200
-        assert json.loads(body)["model"] == "translator"
-        assert client.ask("/api/translation")[0] == 405
-        assert client.post("/api/translation", {}, "text/plain")[0] == 415
-
-
-@pytest.mark.usefixtures("package_without_translator")
-def test_where_no_translator_is_carried_no_example_is_offered(recording):
-    with open_client(recording) as client:
-        assert client.json("/api/start")["translation"] is None
-        status, body = client.post("/api/translation", {})
-        assert (status, "does not include a translator" in json.loads(body)["error"]) == (404, True)

@@ -7,7 +7,7 @@ from itertools import chain
 import datasets
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from regard import ConfigError, DataError
@@ -19,7 +19,6 @@ WORDS = BytePair.train(["the cat sat on the mat, and the dog saw the cat"] * 5, 
 TEXTS = ["the cat sat", "naïve café 🦊\n", "a dog, and a dog", "we'll see"] * 5
 
 
-@settings(max_examples=40)
 @given(st.lists(st.text().filter(str.strip), min_size=1), st.integers(1, 40))
 def test_a_corpus_is_the_tokens_of_its_documents_each_with_its_end(tmp_path_factory, texts, shard):
     words = WORDS
@@ -40,13 +39,6 @@ def test_long_documents_come_through_in_parts(tmp_path, monkeypatch):
     made = prepare(tmp_path / "long.txt", words, tmp_path / "corpus", shard=13)
     assert made[:].tolist() == [*words.encode(" ".join(TEXTS)), words.end]
     assert made.documents == 1
-
-
-def test_letters_have_no_end_and_their_documents_follow_one_another(tmp_path):
-    made = corpus(tmp_path, ["abc", " ", "gab\n", "e"])
-    assert made[:].tolist() == [0, 1, 2, 6, 0, 1, 4]
-    assert made.starts.tolist() == [0, 3, 6]
-    assert made.text.alphabet == "abcdefg "
 
 
 @pytest.mark.slow
@@ -136,14 +128,6 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path, text, line, mebibytes):
 
     peak(1)
     assert peak(2 * mebibytes) < 1.1 * peak(mebibytes)
-
-
-def test_a_former_corpus_is_replaced(tmp_path):
-    corpus(tmp_path, ["abcdefgabcdefg"])
-    assert corpus(tmp_path, ["bb"], shard=5)[:].tolist() == [1, 1]
-    assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
-    (tmp_path / "empty").mkdir()
-    assert prepare(["abc"], Letters("abc"), tmp_path / "empty").tokens == 3
 
 
 @pytest.mark.parametrize("with_corpus", [False, True])

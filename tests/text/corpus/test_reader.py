@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from execution_counts import count_lines
@@ -15,7 +15,6 @@ from regard import ConfigError, DataError
 from regard.text import Letters
 from regard.text.corpus import Corpus, Reader, prepare
 from regard.text.corpus.reader import NO_TARGET, EpochReader, shuffle_places
-from text.corpus.small_corpus import corpus
 
 ALPHABET = "".join(map(chr, range(0x4E00, 0x4E00 + 400)))  # letters enough that each token of a corpus is another
 
@@ -32,7 +31,6 @@ def number_corpus(tmp_path_factory):
     return prepare_numbered_corpus(tmp_path_factory.mktemp("made"), [31, 1, 97, 2, 60])
 
 
-@settings(max_examples=40)
 @given(
     st.lists(st.integers(1, 60), min_size=1, max_size=6).filter(lambda sizes: sum(sizes) > 1),
     st.integers(1, 40),
@@ -64,13 +62,6 @@ def test_targets_are_the_tokens_that_come_next_and_documents_are_those_of_the_to
                 assert token == tokens[0] + at
             else:  # the corpus has ended: its last token, and then nothing
                 assert (token, of) == ((number_corpus.tokens - 1, document[-1]) if at == len(there) else (0, -1))
-
-
-def test_documents_change_exactly_where_documents_start(number_corpus):
-    read = Reader(number_corpus, batch=1, context=number_corpus.tokens - 1).read(0)
-    changes = (read.documents[0].diff() != 0).nonzero()[:, 0] + 1
-    assert changes.tolist() == [31, 32, 129, 131]
-    assert changes.tolist() == number_corpus.starts[1:].tolist()
 
 
 @given(st.permutations(range(12)))
@@ -157,13 +148,6 @@ def test_settings_that_cannot_be_are_refused(number_corpus, wrong, says):
         Reader(number_corpus, **{"batch": 6, "context": 5, **wrong})
 
 
-def test_there_is_no_batch_before_the_first_and_none_of_one_token(number_corpus, tmp_path):
-    with pytest.raises(ConfigError, match="counted from 0, got -1"):
-        Reader(number_corpus, batch=6, context=5).read(-1)
-    with pytest.raises(DataError, match="nothing to learn from"):
-        Reader(corpus(tmp_path, ["a"]), batch=1, context=1)
-
-
 def test_a_damaged_shard_is_found_while_reading(tmp_path):
     made = prepare_numbered_corpus(tmp_path, [50])
     path = tmp_path / "corpus" / "tokens-00001.npy"
@@ -186,26 +170,3 @@ def test_where_a_place_goes_does_not_depend_on_the_rest_of_the_batch(count, seed
     places, epochs = np.array([(place % count, epoch) for place, epoch in asked]).T
     together = shuffle_places(places, count, seed, epochs).tolist()
     assert together == [order(count, seed, epoch)[place] for place, epoch in zip(places, epochs, strict=True)]
-
-
-def test_epochs_and_seeds_are_shuffled_differently():
-    orders = {tuple(order(23, seed, epoch)) for seed in range(10) for epoch in range(10)}
-    assert len(orders) == 100
-
-
-def test_each_place_is_as_likely_as_another_to_go_anywhere():
-    for count in (2, 3, 5, 17):
-        rounds = 4000
-        places, epochs = np.tile(np.arange(count), rounds), np.repeat(np.arange(rounds), count)
-        table = np.zeros((count, count))
-        np.add.at(table, (places, shuffle_places(places, count, 7, epochs)), 1)
-        expected = rounds / count
-        chi = ((table - expected) ** 2 / expected).sum() * (count - 1) / count  # rows and columns have their sums
-        freedom = (count - 1) ** 2
-        assert chi < freedom + 5 * (2 * freedom) ** 0.5  # five deviations
-
-
-def test_neighbours_do_not_stay_together():
-    gaps = np.diff(order(10_007, 0, 0))
-    assert (gaps == 1).mean() < 0.001
-    assert abs(np.corrcoef(np.arange(10_007), order(10_007, 0, 0))[0, 1]) < 0.05

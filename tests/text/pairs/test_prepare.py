@@ -1,5 +1,4 @@
 import json
-from collections import Counter
 from itertools import chain
 
 import pytest
@@ -50,25 +49,6 @@ def test_the_vocabulary_is_learned_from_both_sides_of_the_training_part_alone(fi
     made = prepare(files, tmp_path / "made", vocabulary=400)
     expected = BytePair.train(chain.from_iterable(make_pairs(60)), 400)
     assert made.text.pairs == expected.pairs
-
-
-def test_several_sources_are_joined(files, tmp_path):
-    (tmp_path / "more.tsv").write_text("Two dogs!\tDeux chiens !\nA cat.\tUn chat.\n")
-    made = prepare([files, tmp_path / "more.tsv"], tmp_path / "made", vocabulary=300, valid=0.0, test=0.0)
-    assert sides(made.train) == [*make_pairs(60), ("A cat.", "Un chat.")]
-    assert sides(made.test) == [*SAMPLE[2:], ("Two dogs!", "Deux chiens !")]  # where the folder has the sentence
-
-
-def test_lengths_and_words_are_those_of_the_sentences(files, tmp_path):
-    made = prepare(files, tmp_path / "made", vocabulary=300)
-    part = made.train
-    encoded = [[len(part.text.encode(side)) for side in one] for one in make_pairs(60)]
-    assert part.lengths.tolist() == encoded
-    assert part.words.tolist() == [max(len(side.split()) for side in one) for one in make_pairs(60)]
-    short = part.limit_words(3)
-    assert sides(short) == [one for one, words in zip(make_pairs(60), part.words, strict=True) if words <= 3]
-    assert 0 < len(short) < len(part)
-    assert short.lengths.tolist() == [lengths for lengths, words in zip(encoded, part.words, strict=True) if words <= 3]
 
 
 def test_what_was_prepared_is_loaded_and_the_same_files_make_the_same(files, tmp_path):
@@ -155,21 +135,6 @@ def test_a_sentence_that_a_file_gives_to_a_part_goes_there_from_other_files_too(
         assert parts([*pairs, *others], valid=0.0, test=share) == ["test", "train", "valid"] * 2
 
 
-def test_the_hardest_part_has_what_several_are_given():
-    pairs = [SentencePair("A dog.", "x", part) for part in ("test", "train", "valid")]
-    assert parts([*pairs, SentencePair("a dog", "y")]) == ["test", "train", "valid", "test"]
-
-
-def test_the_shares_are_about_the_requested_ones():
-    found = Counter(choose_part(f"sentence {n}", 0.1, 0.2) for n in range(10_000))
-    assert found["test"] == pytest.approx(2000, abs=150)
-    assert found["valid"] == pytest.approx(1000, abs=120)
-
-
 def test_the_part_of_a_sentence_depends_on_nothing_but_itself_and_is_that_of_every_version():
     known = {"go": "test", "stop": "train", "run": "train", "on": "valid", "good": "test", "a": "valid"}
     assert {sentence: choose_part(sentence, 0.25, 0.25) for sentence in known} == known
-
-
-def test_without_a_word_a_sentence_is_itself():
-    assert normalize_sentence("?!") == "?!" != normalize_sentence("!")

@@ -37,19 +37,9 @@ def test_a_folder_gives_its_files_to_parts_by_their_names(tmp_path):
     }
 
 
-def test_the_languages_say_which_side_is_translated(tmp_path):
-    path = write_pairs(tmp_path, "some", SAMPLE)
-    assert [(one.target, one.source) for one in read_pairs(path, ("fr", "en"))] == SAMPLE
-
-
 def test_white_space_of_any_kind_is_one_space_and_empty_sides_are_no_pairs(tmp_path):
     (tmp_path / "some.tsv").write_text("Run! \tCours\u202f!\n\u00a0\tRien\nNothing\t\n\n a  b\tc d\n", encoding="utf-8")
     assert sides(tmp_path / "some.tsv") == [("Run!", "Cours !"), ("a b", "c d")]
-
-
-def test_only_a_line_end_ends_a_line(tmp_path):
-    path = write_pairs(tmp_path, "some", [("a\u2028b", "c\x0bd"), ("e", "f")])
-    assert sides(path) == [("a b", "c d"), ("e", "f")]
 
 
 def test_files_of_unequal_lengths_are_refused_with_both_numbers(tmp_path):

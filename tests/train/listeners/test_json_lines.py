@@ -36,8 +36,3 @@ def test_any_other_line_is_ours_or_an_error(tmp_path, line):
     (tmp_path / "log.jsonl").write_text(f'{{"step": 1}}\n{line}\n{{"step": 2}}\n')
     with pytest.raises(DataError, match=r"log\.jsonl: line 2 is not what training writes"):
         read_rows(tmp_path / "log.jsonl")
-
-
-def test_a_file_that_is_not_there_is_said(tmp_path):
-    with pytest.raises(DataError, match="which training writes"):
-        read_rows(tmp_path / "log.jsonl")

@@ -5,7 +5,7 @@ import pytest
 
 from regard.models import GPT2Config
 from regard.train import begin, follow
-from regard.train.listeners.progress_printer import ProgressPrinter, format_duration, select_columns
+from regard.train.listeners.progress_printer import ProgressPrinter
 from train import small_runs
 
 
@@ -31,23 +31,6 @@ def test_no_line_is_wider_than_the_screen(folder, tmp_path, monkeypatch, width):
     lines = train_and_print(folder, tmp_path, monkeypatch, width, sample_every=1, sample_tokens=10)
     assert max(map(len, lines)) <= width
     assert "step" in lines[0]
-
-
-@pytest.mark.parametrize(
-    ("width", "names"),
-    [
-        (80, ["step", "loss", "held out", "tokens/s", "of peak", "left"]),
-        (46, ["step", "loss", "held out", "tokens/s", "left"]),
-        (40, ["step", "loss", "held out", "left"]),
-        (1, ["step"]),
-    ],
-)
-def test_what_matters_less_is_left_out_first(width, names):
-    assert list(select_columns(width, True, True)) == names
-
-
-def test_a_column_without_numbers_is_none():
-    assert list(select_columns(80, False, False)) == ["step", "loss", "tokens/s", "left"]
 
 
 @pytest.mark.slow
@@ -92,10 +75,3 @@ def test_texts_are_broken_between_words_and_keep_their_lines(monkeypatch, width)
     assert "".join(page.getvalue().split(" ")).count("\n\n") == 1
     assert page.getvalue().split() == text.split()
     assert lines[0].startswith("    step")  # the text's own indentation stays
-
-
-@pytest.mark.parametrize(
-    ("seconds", "says"), [(0.4, "0:00"), (61, "1:01"), (3599.7, "1h 00m"), (7260, "2h 01m"), (90000, "1d 1h")]
-)
-def test_time_is_written_in_two_parts(seconds, says):
-    assert format_duration(seconds) == says

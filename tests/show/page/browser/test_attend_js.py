@@ -142,10 +142,3 @@ def test_the_weights_in_the_cells_of_a_map_are_rounded_and_not_cut(open_page, ad
         unit = 10.0 ** (int(power) - len(digits.partition(".")[2]))
         assert abs(float(digits) * 10.0 ** int(power) - value) <= 0.5001 * unit, (value, text)
         assert len(text) <= 5, text
-
-
-def test_three_digits_are_written_in_one_way_on_both_sides_of_a_thousand(open_page, address):
-    values = [999.4, 999.5, 999.96, 1000.0, 1000.4, -999.7]
-    expected = ["999", "1\u202f000", "1\u202f000", "1\u202f000", "1\u202f000", "−1\u202f000"]
-    page = open_page(address)
-    assert call_function(page, "drawing/number_format", "formatThreeDigits", [[value] for value in values]) == expected

@@ -56,11 +56,3 @@ def test_the_names_of_curves_do_not_overlap_and_nothing_leaves_a_narrow_window(o
         )
         assert all(above[1] <= below[0] + 4 for above, below in pairwise(boxes))
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-
-
-def test_the_letters_of_a_chart_can_be_read_on_a_phone(open_page, address):
-    page = open_page(address, width=360)
-    for chart in page.locator("section svg[role=img]:has(.curve)").all():
-        scale = chart.evaluate("(one) => one.getBoundingClientRect().width / one.viewBox.baseVal.width")
-        assert scale * 12 >= 9  # pixels of a letter
-    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")

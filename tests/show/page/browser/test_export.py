@@ -5,7 +5,6 @@ import html
 import json
 import re
 from pathlib import Path
-from threading import Event
 from urllib.parse import quote, urlencode
 
 import numpy as np
@@ -16,11 +15,10 @@ import regard
 from bounds import assert_within, attention_bounds
 from regard import GPT2, Causal
 from regard.models.gpt2_adapter import GPT2Adapter
-from regard.show.page import model_adapter
 from regard.show.page.session import Session
 from regard.show.page.single_file import page as write_page
 from show.page.browser.page_waits import wait_until, wait_until_settled
-from show.page.browser.recordings import CODE, PLAIN, draw_queries_and_keys, expect_weight, record_layers, space_words
+from show.page.browser.recordings import PLAIN, draw_queries_and_keys, expect_weight, record_layers, space_words
 from show.page.server_client import in_steps, rows_and_keys
 from show.vision_models import llava, swin, vit
 
@@ -103,19 +101,6 @@ def test_a_file_shows_the_words_of_the_text_that_is_selected(open_page, tmp_path
     assert all(word.strip().startswith("b") for word in linked)
 
 
-@pytest.mark.parametrize("heads", ["head=1", "heads=all"])
-def test_a_key_that_is_nan_is_saved_from_a_file_as_from_the_server(open_page, serving, heads, tmp_path):
-    k = K.clone()
-    k[0, 0, 1, 2] = torch.nan
-    recording = record_layers(Q, k, space_words(PLAIN, T))
-    regard.page(recording, tmp_path / "page.html")
-    places = [f"{tmp_path.as_uri()}/page.html#view=text", f"{serving(Session(recording))}#view=text&r=r1"]
-    pages = [wait_until_settled(open_page(f"{place}&layer=0&{heads}&q={QUERY}")) for place in places]
-    file, server = (list(csv.DictReader(save(page, "CSV", tmp_path).splitlines())) for page in pages)
-    assert file == server
-    assert [one["weight"] for one in file[: QUERY + 1]] != ["0"] * (QUERY + 1)
-
-
 @pytest.mark.parametrize("view", ["type", "heads", "steps"])
 def test_each_view_saves_json_that_says_what_it_is(open_page, address, view, tmp_path):
     page = wait_until_settled(open_page(f"{address}#view={view}&r=r2&layer=5&head=4&step=weights"))
@@ -168,19 +153,6 @@ def test_the_numbers_of_written_words_are_saved(open_page, serving, kind, tmp_pa
         ]
 
 
-def test_while_words_are_written_what_is_known_of_them_is_saved(open_page, serving, tmp_path, monkeypatch):
-    read, going = model_adapter.record_rest, Event()
-    monkeypatch.setattr(model_adapter, "record_rest", lambda *given, **more: (going.wait(60), read(*given, **more))[1])
-    page = open_page(f"{serving(Session(None, GPT2Adapter('sorter', GPT2.load('sorter'))))}#view=generate&heat=0&words=5")
-    page.get_by_role("textbox", name="Prompt").fill("CBABB")
-    page.get_by_role("button", name="Generate").click()
-    wait_until(page, "document.querySelectorAll('.generate-came .word').length === 5")
-    rows = read_rows(save(page, "CSV", tmp_path), "CSV")
-    assert [(len(one["word"]), len(one["alternatives"].split("; ")), one["looked at"]) for one in rows] == [(1, 3, "")] * 5
-    going.set()
-    page.wait_for_selector(".generate-after a")
-
-
 def name_patches(rows: int, columns: int, first: int = 0) -> list[tuple[str, int]]:
     """Names and numbers of some rows of patches."""
     return [(f"patch {n // columns},{n % columns}", n) for n in range(first * columns, (first + rows) * columns)]
@@ -221,14 +193,6 @@ def test_the_numbers_of_an_image_are_saved(open_page, make, link, keys, kind, tm
     bounds = attention_bounds(torch.float32, request.q, request.k, request.k, exact, scale=request.scale)
     found = torch.tensor([float(one["weight"] or 0) for one in rows], dtype=torch.float64)
     assert_within(found, exact[0, 0, link["q"]], bounds.weights[0, 0, link["q"]])
-
-
-def test_the_numbers_of_a_rollout_over_an_image_are_saved(open_page, tmp_path):
-    write_page(vit()[0], tmp_path / "page.html", image=IMAGE)
-    page = wait_until_settled(open_page(f"{(tmp_path / 'page.html').as_uri()}#view=image&layer=1&q=27&of=rollout"))
-    found = torch.tensor([float(one["weight"]) for one in read_rows(save(page, "CSV", tmp_path), "CSV")])
-    exact = regard.rollout(vit()[0], [27])[0, 0]
-    assert_within(found, exact, 3 * CODE * exact)
 
 
 def test_the_embedding_is_html_with_the_state_of_the_link(open_page, address):

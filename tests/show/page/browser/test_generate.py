@@ -1,10 +1,8 @@
 """The Generate view: words come one by one, each with what it looked at and what else was likely; it stops when told to."""
 
-import re
 from concurrent.futures import Future
 from threading import Event
 from time import sleep
-from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -16,7 +14,7 @@ from regard.show.page import generation_loops, model_adapter
 from regard.show.page.model_adapter import adapt_model
 from regard.show.page.session import GenerationRequest, Session
 from regard.text import Letters
-from show.page.browser.page_waits import link, wait_for_timers, wait_until, wait_until_quiet
+from show.page.browser.page_waits import link, wait_until, wait_until_quiet
 from show.page.browser.recordings import expect_digits
 
 TEXT, COUNT, ALPHABET = "dabaca", 20, "abcdefghijklmnopqrstuvwxyzABCDE"
@@ -85,34 +83,9 @@ def test_the_page_says_what_comes_until_there_are_words(open_page, address):
     assert not generate_text(page).get_by_text(hint.inner_text()).is_visible()
 
 
-def test_what_is_counted_sampled_and_selected_is_a_token(open_page, address):
-    page = generate_text(open_page(f"{address}#view=generate"))
-    assert page.locator(".generate-settings").inner_text().startswith("tokens")
-    for part in (".generate-settings", ".generate-side", "#caption"):
-        assert not re.search(r"\bwords?\b", page.locator(part).inner_text(), re.IGNORECASE)
-
-
 def test_the_words_are_those_that_the_model_writes(open_page, address, model):
     page = generate_text(open_page(f"{address}#view=generate"))
     assert came(page) == "".join(model.complete(TEXT, COUNT, temperature=0.0))
-
-
-def test_words_that_stand_twice_in_a_list_are_told_apart_by_their_places(open_page, address):
-    page = generate_text(open_page(f"{address}#view=generate"))
-    whole, listed = TEXT + came(page), []
-    for n in range(3):
-        page.locator(".generate-came .word").nth(n).click()
-        wait_until(page, "document.querySelector('.generate-moves').ariaBusy === 'false'")
-        for name in ("looked", "moves"):
-            lines = page.locator(f".generate-{name} > li").all()
-            words = [line.locator(".generate-word").inner_text() for line in lines]
-            for line, word in zip(lines, words, strict=True):
-                place = line.locator(".generate-place").all_inner_texts()
-                assert (len(place) == 1) == (words.count(word) > 1)
-                assert all(one.startswith("at ") and whole[int(one[3:])] == word for one in place)
-                listed.append((n, name, word, *place))
-    assert len(set(listed)) == len(listed)
-    assert any(len(one) == 4 for one in listed)
 
 
 def test_words_come_at_once_and_what_they_looked_at_once_the_text_is_read(open_page, serving, model, reading):
@@ -226,19 +199,6 @@ def test_what_was_written_is_read_on_in_the_other_views(open_page, address):
     assert len(words) >= len(whole) - 1  # the last word was written and not read
 
 
-def test_a_seed_writes_the_same_again(open_page, address):
-    found = [came(generate_text(open_page(f"{address}#view=generate"), temperature=2.0)) for _ in range(2)]
-    assert found[0] == found[1]
-
-
-def test_the_temperature_of_writing_is_no_switch_of_steps(open_page, address):
-    page = generate_text(open_page(f"{address}#view=generate"), temperature=0.5)
-    assert "heat=0.5" in page.evaluate("location.hash")
-    page.get_by_role("navigation", name="Views", exact=True).get_by_role("link", name="Steps").click()
-    page.wait_for_selector(".steps-formula b")
-    assert page.get_by_role("slider", name="Temperature").input_value() == "0"
-
-
 def waiting(wait) -> GPT2:
     """A model that waits before each word, as a large one does on any machine."""
     slow = make_letter_model(width=22, heads=2, layers=3)
@@ -277,37 +237,6 @@ def test_what_the_words_of_a_stopped_text_looked_at_is_known_as_of_one_of_that_l
     wait_until(page, "document.querySelector('.generate-moves').ariaBusy === 'false'")
     assert [bars(page, which) for which in range(3)] == shown
     assert page.locator("select[name=tokens]").input_value() in ("40", str(count))  # a number that can be asked for
-
-
-def test_stop_while_a_stopped_text_is_read_leads_to_the_words_alone(open_page, serving, model, reading):
-    page = write_and_stop(open_page(f"{serving(Session(None, adapt_model(waiting(lambda: sleep(0.1)))))}#view=generate"))
-    page.get_by_role("status").get_by_text("the model reads them once more").wait_for()
-    page.get_by_role("button", name="Stop").click()
-    page.get_by_role("button", name="Generate").wait_for()
-    reading.set()
-    count = page.locator(".generate-came .word").count()
-    assert 0 < count < 160
-    wait_for_timers(page, 400)  # four words long
-    assert page.locator(".generate-came .word").count() == count
-    notes = page.locator(".generate-causes .note").all_inner_texts()
-    assert notes == ["Not known: the model did not read this text as a whole."] * 2
-    whole = TEXT + came(page)
-    page.get_by_role("link", name="Open this text in Type").click()
-    wait_until(page, f"document.querySelector('.type-words')?.innerText === {whole!r}")
-
-
-def test_stop_after_the_last_word_ends_the_reading(open_page, serving, model, reading):
-    page = open_page(f"{serving(Session(None, adapt_model(model)))}#view=generate")
-    page.get_by_role("textbox", name="Prompt").fill(TEXT)
-    page.locator("select[name=tokens]").select_option(str(COUNT))
-    page.get_by_role("button", name="Generate").click()
-    wait_until(page, f"document.querySelectorAll('.generate-came .word').length === {COUNT}")
-    page.get_by_role("button", name="Stop").click()
-    page.get_by_role("button", name="Generate").wait_for()
-    reading.set()
-    notes = page.locator(".generate-causes .note").all_inner_texts()
-    assert notes == ["Not known: the model did not read this text as a whole."] * 2
-    assert page.locator(".generate-count").inner_text() == ""
 
 
 def test_a_wait_for_code_that_is_compiled_is_told_until_the_words_come(open_page, serving, model, monkeypatch):
@@ -350,65 +279,12 @@ def test_stop_before_the_first_word_is_told(open_page, serving):
     assert page.locator(".generate-after").inner_text() == "Stopped before the first token."
 
 
-def test_of_a_long_beginning_the_words_that_come_are_in_sight(open_page, address):
-    page = open_page(f"{address}#view=generate", height=500)
-    page.get_by_role("textbox", name="Prompt").fill("dabaca" * 37)
-    page.locator("select[name=tokens]").select_option(str(COUNT))
-    page.get_by_role("button", name="Generate").click()
-    page.wait_for_selector(".generate-after a")
-    last = page.locator(".generate-came .word").last.bounding_box()
-    frame = page.locator(".generate-words").bounding_box()
-    assert frame["y"] <= last["y"]
-    assert last["y"] + last["height"] <= frame["y"] + frame["height"] + 1
-
-
 def test_nothing_to_begin_with_is_told_beside_the_box(open_page, address):
     page = open_page(f"{address}#view=generate")
     page.get_by_role("textbox", name="Prompt").press("Enter")
     assert page.locator(".generate-form + .error").inner_text() == "Type a prompt first."
 
 
-def test_what_the_model_cannot_read_is_told_beside_the_box(open_page, address):
-    page = open_page(f"{address}#view=generate", quiet=False)  # the browser itself reports a refused request
-    page.get_by_role("textbox", name="Prompt").fill("1 2 3")
-    page.keyboard.press("Enter")
-    page.wait_for_selector(".generate-form + .error")
-    assert page.get_by_role("button", name="Generate").is_visible()
-
-
 def test_on_a_phone_the_page_itself_never_scrolls_sideways(open_page, address):
     page = generate_text(open_page(f"{address}#view=generate", width=390, height=844))
     assert page.evaluate("document.querySelector('#stage').scrollWidth <= innerWidth")
-
-
-def test_the_picture_that_is_kept_shows_the_text_and_what_was_looked_at(open_page, address, tmp_path):
-    page = generate_text(open_page(f"{address}#view=generate"))
-    page.get_by_role("button", name="Save").click()
-    with page.expect_download() as saving:
-        page.get_by_role("menuitem", name="SVG").click()
-    saving.value.save_as(tmp_path / "generate.svg")
-    told = [one.text or "" for one in ElementTree.parse(tmp_path / "generate.svg").iter("{http://www.w3.org/2000/svg}text")]
-    assert "".join(told).startswith(TEXT + came(page))
-    assert "looked at" in " ".join(told)
-
-
-class LettersInBytes(Letters):
-    """Letters of which some stand for a part of a character, as bytes are in a vocabulary of bytes."""
-
-    def pieces(self, ids):
-        return [piece if piece in "bcd" else "\\xe2\\x82" for piece in super().pieces(ids)]
-
-
-EXPLAINED = "\\xe2\\x82 is a part of a character, in bytes: the model has no token for all of it."
-
-
-@pytest.mark.parametrize("letters", [Letters, LettersInBytes])
-def test_bytes_of_characters_are_explained_below_the_text(open_page, serving, letters):
-    model = make_letter_model(width=22, heads=2, layers=3)
-    model.text = letters(ALPHABET)
-    page = generate_text(open_page(f"{serving(Session(None, adapt_model(model)))}#view=generate"))
-    is_of_bytes = letters is LettersInBytes
-    assert ("\\xe2\\x82" in came(page)) == is_of_bytes
-    assert page.locator(".generate-bytes").inner_text() == (EXPLAINED if is_of_bytes else "")
-    said = page.locator(".told").all_inner_texts()
-    assert ["1 note" in one for one in said] == ([True] if is_of_bytes else [])

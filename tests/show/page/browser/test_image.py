@@ -1,8 +1,6 @@
 """The Image view: what a patch or a word looks at in an image, by hovering, by the keyboard and in the link."""
 
 import json
-import re
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -10,23 +8,16 @@ import pytest
 import torch
 
 import regard
-from observe.classification.test_repeated_calls import Sees
 from observe.family import Widened
-from regard.models import GPT2
-from regard.observe.classification.repeated_calls import split_calls
-from regard.show.page import image_pulls
 from regard.show.page.image_entry import make_entry
-from regard.show.page.model_adapter import adapt_model
 from regard.show.page.session import Session
 from regard.show.page.single_file import page as write
 from regard.show.page.single_file import write_file
 from show.page.browser.page_waits import link, wait_until, wait_until_settled
 from show.page.browser.recordings import CODE, expect_digits
-from show.vision_models import llava, make_llava, make_pixels, make_vit, record_family, swin, vit
+from show.vision_models import llava, make_llava, make_pixels, make_vit, swin, vit
 
 CANVAS = "document.querySelector('.image-sheet canvas')"
-OF_TEXTS = ("marks in tokens", "pull", "cut", "logit", "Probe the model")  # of tokens of a text on every page
-OTHER_UNITS = re.compile(r"\bwords?\b|\btokens\b|(?<!class )\btoken\b(?! \d)|patch or")
 IMAGE = np.arange(30 * 42 * 3, dtype=np.int64).astype(np.uint8).reshape(30, 42, 3)
 
 
@@ -73,28 +64,6 @@ def test_a_patch_under_the_pointer_shows_where_it_looks_and_a_click_keeps_it(ope
     page.mouse.move(2, 2)
     expect_caption(page, "patch 3,5")
     assert link(page)["q"] == "27"
-
-
-def test_the_queries_of_pooled_keys_are_buttons_and_no_patches(open_page, tmp_path):
-    model = make_vit()
-    with torch.no_grad(), regard.record(model) as recording:
-        recording.places = regard.PatchGrid(5, 7, 1, has_queries=False)
-        model(pixel_values=make_pixels(15, 21))
-    write(recording, tmp_path / "pooled.html", image=IMAGE)
-    page = wait_until_settled(open_page(f"{(tmp_path / 'pooled.html').as_uri()}#view=image&layer=0&head=2&q=27"))
-    expect_caption(page, "the attention of ‘27’")
-    assert page.locator(".image-words .word").first.inner_text() == "0"
-    row = vit()[1][0][0, 2, 27]
-    assert read_largest(page) == pytest.approx(float(row.max()), rel=3 * CODE)
-
-
-def test_the_names_of_patches_are_explained_and_have_no_mark_of_a_space(open_page, addresses):
-    page = wait_until_settled(open_page(f"{addresses['vit']}#view=image&layer=0&head=2&q=27"))
-    expect_caption(page, "patch 3,5 (row, column)")
-    assert "patch" in page.locator(".image-links .link-word").first.inner_text()
-    assert page.locator(".image-links .mark-space").count() == 0
-    page.keyboard.press("Home")
-    expect_caption(page, "class token (which stands for the whole image)")
 
 
 def test_the_keyboard_moves_from_patch_to_patch_and_to_the_class_token(open_page, addresses):
@@ -213,77 +182,6 @@ def test_each_image_of_each_text_of_a_batch_is_shown_with_its_own_weights(open_p
             page.get_by_label("next image").click()
 
 
-def test_tokens_between_patches_and_patches_of_other_images_are_no_words(open_page, tmp_path):
-    model, ids = make_llava(), torch.tensor([[1, *[50] * 9, 7, *[50] * 9, 8]])
-    with torch.no_grad(), regard.record(model) as recording:
-        model(input_ids=ids, pixel_values=make_pixels(9, 9).expand(2, -1, -1, -1))
-    ends = (0, 1, -1, 2, 3, -1, 4, 5, -1)  # with a token at the end of each row, as in LLaVA-NeXT
-    recording.places = {"language_model": [regard.PatchGrid(3, 2, 1, ends), regard.PatchGrid(3, 3, 11)]}
-    write(recording, tmp_path / "one.html", image=[IMAGE, IMAGE])
-    page = wait_until_settled(open_page((tmp_path / "one.html").as_uri()))
-    assert page.locator(".image-words .word").all_inner_texts() == ["0", "10", "20"]
-    page.get_by_label("next image").click()
-    wait_until_settled(page)
-    assert page.locator(".image-words .word").all_inner_texts() == ["0", "10", "20"]
-
-
-@pytest.mark.parametrize(
-    ("part", "name", "shown"),
-    [
-        ("language_model", "text", [20, 20, 20, 40, 40, 40]),
-        ("vision_tower", "image", [20, 30, 20, 30, 20, 30, 40, 50, 40, 50, 40, 50]),
-    ],
-)
-def test_the_beams_of_several_texts_share_the_images_of_theirs(open_page, tmp_path, part, name, shown):
-    images = [np.zeros((30, width, 3), np.uint8) for width in (20, 30, 40, 50)]  # two of each of two texts, of three beams each
-    address = write_batch(tmp_path / "beams.html", images, rows=6)
-    page = wait_until_settled(open_page(f"{address}#view=image&kind=self&part={part}"))
-    for n, width in enumerate(shown):
-        if n:
-            page.get_by_label(f"next {name}").click()
-        expect_width(page, width)
-
-
-def test_an_image_that_was_not_given_is_not_replaced_by_another(open_page, tmp_path):
-    address = write_batch(tmp_path / "one.html", [np.zeros((30, 20, 3), np.uint8)])
-    page = wait_until_settled(open_page(f"{address}#view=image&kind=self&part=language_model"))
-    expect_width(page, 20)
-    page.get_by_label("next image").click()
-    wait_until(page, "document.querySelector('#stage .error')?.textContent.includes('Image 1 was not given')")
-
-
-def test_the_images_of_a_batch_that_no_text_reads_are_not_shared_by_its_rows(open_page, tmp_path):
-    model = make_vit()
-    with torch.no_grad(), regard.record(model) as recording:
-        model(pixel_values=make_pixels(15, 21).expand(4, -1, -1, -1))
-    write(recording, tmp_path / "half.html", image=[np.zeros((30, width, 3), np.uint8) for width in (20, 30)])
-    page = wait_until_settled(open_page(f"{(tmp_path / 'half.html').as_uri()}#view=image&layer=0"))
-    expect_width(page, 20)
-    page.get_by_label("next image").click()
-    expect_width(page, 30)
-    page.get_by_label("next image").click()
-    wait_until(page, "document.querySelector('#stage .error')?.textContent.includes('Image 2 was not given')")
-
-
-def test_a_row_that_is_not_a_number_is_not_said_to_get_nothing(open_page, tmp_path):
-    model = make_vit()
-    with torch.no_grad():
-        next(one for name, one in model.named_parameters() if name.endswith("q_proj.weight"))[0, 0] = torch.nan
-        with regard.record(model) as recording:
-            model(pixel_values=make_pixels(15, 21))
-    write(recording, tmp_path / "nan.html", image=IMAGE)
-    page = wait_until_settled(open_page(f"{(tmp_path / 'nan.html').as_uri()}#view=image&layer=0&q=9"))
-    expect_caption(page, "it has no weights: it sees nothing, or they are not numbers (NaN)")
-
-
-def test_each_of_the_images_in_one_sequence_opens_on_its_own_middle_patch(open_page, tmp_path):
-    write(record_family("qwen2_vl"), tmp_path / "packed.html", image=[IMAGE, IMAGE])
-    page = wait_until_settled(open_page(f"{(tmp_path / 'packed.html').as_uri()}#view=image&kind=self&part=visual"))
-    expect_caption(page, "patch 2,1 (row, column); all patches get 1")
-    page.get_by_label("next image").click()
-    expect_caption(page, "patch 1,3 (row, column); all patches get 1")
-
-
 @cache
 def vit_with_pull():
     """The ViT recorded with its graph, and the pull of its weights on a number that the class token and all layers decide."""
@@ -366,40 +264,6 @@ def test_a_patch_has_the_signed_color_of_its_pull_and_the_pointer_reads_the_numb
         wait_until(page, "!document.querySelector('#caption').textContent.includes('from class token')")
 
 
-@pytest.fixture(scope="module", params=["live", "file"])
-def with_repeated_calls(request, serving, tmp_path_factory):
-    """The address of a page of a model whose second layer attends twice, the recording with a layer for each, and a pull."""
-    model, pixels = Sees().double(), torch.randn(1, 3, 6, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    with regard.record(model, keep="values") as recording:
-        number = model(pixels)[0]
-    found, split = recording.attribute(number), split_calls(recording)[0]
-    pull = replace(found, run=split.last)
-    if request.param == "live":
-        return serving(Session(make_entry(recording, attribution=found, **PULL))), split, pull
-    place = tmp_path_factory.mktemp("calls") / "calls.html"
-    write(recording, place, attribution=found, **PULL)
-    return place.as_uri(), split, pull
-
-
-@pytest.mark.parametrize("layer", [0, 1, 2])
-def test_each_call_of_a_module_that_attends_twice_is_a_layer_over_the_image(open_page, with_repeated_calls, layer):
-    address, split, pull = with_repeated_calls
-    page = wait_until_settled(open_page(f"{address}#view=image&layer={layer}&heads=all&q=14"))
-    assert page.locator(".image-sheet canvas").count() == 1
-    row = split.map(layer)[0, :, 14].mean(0)
-    wait_until(page, f"Math.abs(document.querySelector('.image-links .link').title / {float(row.max())} - 1) < 0.002")
-    assert page.get_by_role("button", name="rollout").count() == 0
-    page.locator(".told summary").click()
-    assert "second: several calls of attention in one forward" in page.locator(".told").inner_text()
-    page.get_by_role("button", name="pull").click()
-    expect_links(page, pull.map(layer)[0, :, 14].mean(0))
-
-
-def test_a_query_that_the_number_does_not_depend_on_says_so(open_page, with_pull):
-    page = wait_until_settled(open_page(f"{with_pull}#view=image&layer=1&heads=all&q=27&of=pull"))
-    expect_caption(page, "moves the logit of cat; the logit of cat does not depend on it")
-
-
 def test_a_served_page_shows_the_rollout_and_the_weights_of_its_image(open_page, serving):
     recording = vit()[0]
     page = wait_until_settled(open_page(f"{serving(Session(make_entry(recording, image=IMAGE)))}#view=image&layer=1&q=27"))
@@ -412,23 +276,6 @@ def test_a_served_page_shows_the_rollout_and_the_weights_of_its_image(open_page,
     assert page.locator(".image-note").inner_text().startswith("To see the pull on a number")
 
 
-def test_a_file_without_room_for_the_pull_of_each_head_has_their_mean_or_says_why_not(open_page, tmp_path, monkeypatch):
-    recording, found = vit_with_pull()
-    row = found.map(0)[0, :, 27].mean(0)
-    monkeypatch.setattr(image_pulls, "MAX_PULL_BYTES", 2 * 4 * 36**2)
-    write(recording, tmp_path / "mean.html", attribution=found, **PULL)
-    page = wait_until_settled(open_page(f"{(tmp_path / 'mean.html').as_uri()}#view=image&layer=0&head=1&q=27&of=pull"))
-    expect_caption(page, "Layer 0, mean of its 3 heads")
-    expect_links(page, row)
-    assert page.locator(".image-controls .chip").count() == 0
-    assert "the pull as the mean over the heads" in page.locator("details.told").text_content()
-    monkeypatch.setattr(image_pulls, "MAX_PULL_BYTES", 100)
-    write(recording, tmp_path / "none.html", attribution=found, **PULL)
-    page = wait_until_settled(open_page(f"{(tmp_path / 'none.html').as_uri()}#view=image&layer=0&q=27&of=pull"))
-    assert page.get_by_role("button", name="pull").count() == 0
-    assert "This file does not contain the pull" in page.locator("details.told").text_content()
-
-
 def test_the_numbers_of_the_pull_are_saved(open_page, with_pull):
     row = vit_with_pull()[1].map(0)[0, 1, 27]
     page = wait_until_settled(open_page(f"{with_pull}#view=image&layer=0&head=1&q=27&of=pull"))
@@ -439,55 +286,6 @@ def test_the_numbers_of_the_pull_are_saved(open_page, with_pull):
     records = json.loads(download.value.path().read_text())
     records = records if isinstance(records, list) else records["rows"]
     assert [one["pull"] for one in records] == pytest.approx(row.tolist(), abs=1e-6 * float(row.abs().max()))
-
-
-def test_text_and_map_name_the_patches_and_call_them_so(open_page, addresses):
-    page = wait_until_settled(open_page(f"{addresses['vit']}#view=text&layer=0&head=2&q=27"))
-    assert page.locator("#bar h1").inner_text() == "Which patches attend to which?"
-    expect_caption(page, "a patch, the more attention it receives from ‘patch\u00a03,5’")
-    shown = [" ".join(one.split()) for one in page.locator(".text-panes .word").all_inner_texts()]
-    assert shown[:3] == ["class token", "patch 0,0", "patch 0,1"]
-    assert page.locator(".text-panes .mark-space").count() == len(shown)  # between the names, none within them
-    wait_until(page, "document.querySelector('.text-links .link')")
-    assert all("patch" in one or "class" in one for one in page.locator(".text-links .link-word").all_inner_texts())
-    page = wait_until_settled(open_page(f"{addresses['vit']}#view=map&layer=0&head=2&q=27&k=3"))
-    assert page.locator(".readout-pair b").first.inner_text() == "patch\u00a03,5"
-
-
-@pytest.mark.parametrize("view", ["image", "text", "heads", "map", "steps", "compare"])
-def test_the_question_and_the_help_of_a_page_of_patches_call_them_so(open_page, addresses, view):
-    page = wait_until_settled(open_page(f"{addresses['vit']}#view={view}&layer=0&head=2&q=27"))
-    page.keyboard.press("?")
-    terms = page.locator("dialog .terms dt").all_inner_texts()
-    meanings = page.locator("dialog .terms dd").all_inner_texts()
-    said = [text for term, text in zip(terms, meanings, strict=True) if term not in OF_TEXTS]
-    said += [term for term in terms if term not in OF_TEXTS]
-    said += page.locator("dialog .explained, dialog dl:not(.terms) dd").all_inner_texts()
-    said += page.locator("#bar h1, #caption").all_inner_texts()
-    assert "patch" in page.locator("dialog").inner_text()
-    assert [text for text in said if OTHER_UNITS.search(text)] == []
-
-
-def test_the_steps_of_patches_call_them_so(open_page, addresses):
-    page = wait_until_settled(open_page(f"{addresses['vit']}#view=steps&layer=0&head=2&q=27"))
-    said = []
-    for _ in range(4):
-        said += [page.locator(".steps-sentence").inner_text(), page.locator("#caption").inner_text()]
-        page.keyboard.press("ArrowRight")
-    assert said[0].startswith("From its vector x, each patch gets a query")
-    assert ": rows are patches, columns are the numbers" in said[1]
-    assert [text for text in said if OTHER_UNITS.search(text)] == []
-    page = wait_until_settled(open_page(f"{addresses['vit']}#view=steps&example=simple"))
-    assert "rows are tokens" in page.locator(".steps").inner_text() + page.locator("#caption").inner_text()
-
-
-def test_the_words_to_generate_are_no_patches_of_the_image_that_is_open(open_page, serving):
-    address = serving(Session(vit()[0], adapt_model(GPT2.load("sorter"))))
-    page = wait_until_settled(open_page(f"{address}#view=text&r=r1"))
-    assert page.locator("#bar h1").inner_text() == "Which patches attend to which?"
-    page = open_page(f"{address}#view=generate&r=r1")
-    question = "Which token comes next, and where did the model look?"
-    wait_until(page, f"document.querySelector('#bar h1')?.textContent === {question!r}")
 
 
 def test_a_page_without_an_image_has_no_such_view(open_page, tmp_path):

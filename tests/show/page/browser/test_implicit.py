@@ -8,12 +8,6 @@ from show.implicit_recordings import H, SiluAttention, SoftmaxAttention, make_ma
 from show.page.browser.page_waits import link, wait_until, wait_until_settled
 
 T, LONG = 11, 307
-LABELS = """(axis) => [...document.querySelectorAll(`.implicit-${axis} span`)].map((one) => {
-    const [box, plot] = [one, document.querySelector(".implicit-plot")].map((some) => some.getBoundingClientRect());
-    const middle = axis === "rows" ? (box.top + box.bottom) / 2 - plot.top : (box.left + box.right) / 2 - plot.left;
-    const gap = axis === "rows" ? plot.left - box.right : plot.top - box.bottom;
-    return [one.textContent, middle / (axis === "rows" ? plot.height : plot.width), gap];
-})"""
 VALUE = "document.querySelector('.implicit-value')?.title"
 
 
@@ -167,36 +161,3 @@ def test_it_fits_a_phone_and_is_reached_by_the_keyboard(open_page, addresses, da
     page.locator(".implicit-sheet canvas").focus()
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.matches('.implicit-layers button')")
-
-
-@pytest.mark.parametrize("axis", ["rows", "columns"])
-@pytest.mark.parametrize("width", [1280, 390])
-def test_each_token_is_named_beside_its_row_and_its_column(open_page, addresses, axis, width):
-    page = wait_until_settled(open_page(f"{addresses['mixed file']}#view=implicit&b=1&q=4&k=4", width=width))
-    labels = page.evaluate(LABELS, axis)
-    assert [text for text, _, _ in labels] == [f"b{n}" for n in range(T)]
-    assert [middle for _, middle, _ in labels] == pytest.approx([(n + 0.5) / T for n in range(T)], abs=0.01)
-    assert all(0 < gap < 10 for _, _, gap in labels)
-    assert page.locator(f".implicit-{axis} .chosen").all_inner_texts() == ["b4"]
-
-
-@pytest.mark.parametrize("axis", ["rows", "columns"])
-def test_tokens_that_are_too_many_for_words_are_numbered(open_page, addresses, axis):
-    page = wait_until_settled(open_page(f"{addresses['pure file']}#view=implicit"))
-    labels = page.evaluate(LABELS, axis)
-    assert len(labels) >= 3
-    for text, middle, gap in labels:
-        assert middle == pytest.approx((int(text) + 0.5) / LONG, abs=0.01)
-        assert 0 < gap < 10
-
-
-def test_a_saved_picture_has_the_matrix_and_its_tokens(open_page, addresses, tmp_path):
-    page = wait_until_settled(open_page(f"{addresses['mixed file']}#view=implicit&b=1"))
-    page.get_by_role("button", name="Save").click()
-    with page.expect_download() as saved:
-        page.get_by_role("menuitem", name="SVG").click()
-    saved.value.save_as(tmp_path / "picture.svg")
-    text = (tmp_path / "picture.svg").read_text(encoding="utf-8")
-    assert text.count("<image ") == 1
-    for n in range(T):
-        assert text.count(f">b{n}</text>") == 2

@@ -1,7 +1,6 @@
 """Every label stands at its own row or column: in Steps, Compare, Type and the squares of Heads, at any size."""
 
 import random
-import re
 
 import pytest
 
@@ -104,26 +103,6 @@ def test_the_words_of_compare_and_type_stand_at_their_cells(open_page, address, 
     check(page.evaluate(FRAMES, [".type-frame", ".type-rows", ".type-columns"]), words)
 
 
-def test_words_that_look_alike_are_told_apart_by_their_places(open_page, address, session):
-    size, q = 17, 11  # "the" stands at 0, without a space, and at 4, 11 and 15
-    words = [word.strip() for word in space_words(PLAIN, size)]
-
-    def name(n: int) -> str:
-        return f"‘{words[n]}’ at {n}" if words.count(words[n]) > 1 else f"‘{words[n]}’"
-
-    state = f"r=r{SIZES.index(size) + 1}&q={q}"
-    page = wait_until_settled(open_page(fill_in_ids(session, f"{address}#view=type&{state}")))
-    said = page.locator(".type-told").inner_text()
-    assert said.startswith(f"{name(q)} attends most to ")
-    for word, place in re.findall(r"‘(\w+)’( at \d+)?", said):
-        assert bool(place) == (words.count(word) > 1)
-        assert not place or words[int(place[4:])] == word
-    assert page.locator("#caption").inner_text().startswith(f"Attention of {name(q)}: ")
-    page = wait_until_settled(open_page(fill_in_ids(session, f"{address}#view=steps&{state}")))
-    listed = page.locator(".steps-bar .steps-word").all_inner_texts()
-    assert all(words[int(place)] == word for place, word in (one.split() for one in listed))
-
-
 def test_the_words_of_who_may_see_whom_stand_at_their_cells(open_page, serving):
     text = "Lily had a red ball."
     session = Session(None, adapt_model(GPT2.load("pocket")))
@@ -133,13 +112,3 @@ def test_the_words_of_who_may_see_whom_stand_at_their_cells(open_page, serving):
     spots = wait_until_quiet(page).evaluate(PANELS)
     for n in range(3):
         check(spots[2 * n : 2 * n + 2], ["Lily", " had", " a", " red", " ball", "."])
-
-
-def test_no_letter_of_compare_is_cut(open_page, address, session):
-    page = wait_until_settled(open_page(fill_in_ids(session, f"{address}#view=compare&r=r{SIZES.index(16) + 1}")))
-    wait_until(page, "document.querySelectorAll('.compare-rows span').length > 0")
-    cut = """[...document.querySelectorAll(".compare-rows span, .compare-columns span")].filter((one) => {
-        const { fontSize, lineHeight } = getComputedStyle(one);
-        return parseFloat(lineHeight) < 1.15 * parseFloat(fontSize);
-    }).map((one) => one.textContent)"""
-    assert page.evaluate(cut) == []

@@ -87,16 +87,6 @@ def test_back_and_forward_lead_through_the_views(open_page, address, view):
     assert stands(page) == second
 
 
-def test_what_is_picked_in_one_view_is_picked_in_the_next(open_page, address):
-    page = wait_until_settled(open_page(f"{address}#view=text&r=r1&layer=1&head=2"))
-    page.locator(".word[data-n='7']").click()
-    page.get_by_role("link", name="Map", exact=True).click()
-    wait_until(page, "location.hash.includes('view=map')")
-    assert link(page)["q"] == "7"
-    page.get_by_role("link", name="Steps", exact=True).click()
-    wait_until(page, "document.querySelector('.steps-bars select')?.value === '7'")
-
-
 WORD = {  # the word that each view shows, without its spaces
     "type": "document.querySelector('.type-words [aria-pressed]')?.textContent.trim()",
     "text": "document.querySelector('.word.selected')?.textContent.trim()",
@@ -243,15 +233,3 @@ def test_a_story_survives_a_reload_another_server_and_back(open_page, serving):
         assert shown.locator(".generate-came [aria-current=true]").get_attribute("data-n") == "5"
         assert shown.get_by_role("textbox", name="Prompt").input_value() == "Once upon a time"
         assert shown.locator("input[name=seed]").input_value() == "4"
-
-
-def test_while_the_finding_is_looked_for_the_page_says_so(open_page, serving):
-    address = serving(Session(None, adapt_model(GPT2.load("pocket"))))
-    page = open_page(address)
-    wait_until(page, LIT)
-    page.goto("about:blank")
-    page.route("**/api/gallery*", lambda _: None)  # never answered
-    page.goto(address)
-    wait_until(page, "document.querySelector('#wait')?.checkVisibility()")
-    assert page.locator("#wait").inner_text() == "Running GPT-2 …"
-    page.unroute_all(behavior="ignoreErrors")

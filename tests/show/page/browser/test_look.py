@@ -1,11 +1,9 @@
 """How the page looks: at a phone's width, on both grounds, its keys, the pictures that are kept, its links."""
 
-from xml.etree import ElementTree
-
 import pytest
 
 from regard.show.page.session import Session
-from show.page.browser.page_waits import wait_for_frames, wait_for_timers, wait_until, wait_until_settled
+from show.page.browser.page_waits import wait_for_timers, wait_until, wait_until_settled
 from show.page.browser.recordings import PLAIN, draw_queries_and_keys, record_layers, space_words
 
 VIEWS = ("text", "heads", "map")
@@ -74,62 +72,6 @@ def test_every_view_can_be_reached_with_the_tab_key_and_its_focus_is_seen(open_p
     wait_until(page, "location.hash.includes('view=heads')")
 
 
-@pytest.mark.parametrize("tab", ["Text", "Compare"])
-def test_enter_follows_the_link_that_has_the_focus_where_it_has_a_meaning_of_its_own_too(open_page, address, tab):
-    page = wait_until_settled(open_page(f"{address}#view=heads&r=r2"))
-    page.locator("#views a", has_text=tab).focus()
-    page.keyboard.press("Enter")
-    wait_until(page, f"location.hash.includes('view={tab.lower()}')")
-
-
-def test_keys_that_do_the_same_stand_on_one_line_and_what_hands_do_beneath(open_page, address):
-    page = wait_until_settled(open_page(f"{address}#view=map"))
-    page.keyboard.press("?")
-    named = page.evaluate("[...document.querySelectorAll('dialog dd')].map((one) => one.textContent)")
-    assert named.count("zoom in") == 1
-    assert page.evaluate("[...document.querySelectorAll('dialog dt')].map((one) => one.innerText)").count("+ =") == 1
-    assert page.locator("dialog h2").all_inner_texts() == [
-        "What is seen",
-        "Words",
-        "Keys of this view",
-        "Keys of every view",
-        "Mouse and touch",
-    ]
-
-
-def test_the_list_of_keys_begins_with_its_beginning_on_a_phone(open_page, address):
-    page = wait_until_settled(open_page(f"{address}#view=map", width=390, height=500))
-    page.keyboard.press("?")
-    wait_for_frames(page)
-    assert page.evaluate("[document.querySelector('dialog').scrollTop, document.activeElement.textContent]") == [0, "Close"]
-
-
-def test_the_menu_of_pictures_closes_when_the_focus_leaves_it(open_page, address):
-    page = wait_until_settled(open_page(f"{address}#view=text"))
-    button = page.get_by_role("button", name="Save")
-    button.press("Enter")
-    assert button.get_attribute("aria-expanded") == "true"
-    page.keyboard.press("Shift+Tab")
-    page.keyboard.press("Shift+Tab")
-    assert button.get_attribute("aria-expanded") == "false"
-
-
-@pytest.mark.parametrize("view", [*VIEWS, "steps", "compare"])
-def test_a_picture_that_is_kept_says_what_it_is(open_page, address, view, tmp_path):
-    page = wait_until_settled(open_page(f"{address}#view={view}&r=r2&q=4&k=1"))
-    page.get_by_role("button", name="Save").click()
-    with page.expect_download() as saving:
-        page.get_by_role("menuitem", name="SVG").click()
-    saving.value.save_as(tmp_path / "kept.svg")
-    told = [one.text or "" for one in ElementTree.parse(tmp_path / "kept.svg").iter("{http://www.w3.org/2000/svg}text")]
-    caption = page.locator("#caption").inner_text()
-    assert caption in " ".join(told)
-    assert any("cat" in text for text in told) or view == "heads"
-    if view in VIEWS:
-        assert told[-4:] == page.locator("#legend span").all_inner_texts()
-    assert page.evaluate("document.activeElement.textContent") == "Save"
-
-
 def test_nothing_moves_for_those_who_ask_for_stillness(open_page, address):
     page = wait_until_settled(open_page(f"{address}#view=text", reduced_motion="reduce"))
     moving = (
@@ -145,14 +87,3 @@ def test_a_link_holds_the_whole_state(open_page, address):
     assert page.evaluate("location.hash").removeprefix("#") == state
     pressed = page.locator("[aria-pressed='true']").all_inner_texts()
     assert pressed == ["weight", "max", "linear"]
-
-
-def test_a_link_to_a_place_that_is_not_there_shows_the_nearest(open_page, address):
-    page = wait_until_settled(open_page(f"{address}#view=map&layer=77&head=-3&q=99999&zoom=nonsense"))
-    assert "Layer 2, head 0" in page.locator("#caption").inner_text()
-
-
-def test_the_first_view_is_small(open_page, address):
-    answers = []
-    wait_until_settled(open_page(f"{address}#view=text", answered=lambda answer: answers.append(answer)))
-    assert 0 < sum(answer.request.sizes()["responseBodySize"] for answer in answers) < 300_000

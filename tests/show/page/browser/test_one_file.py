@@ -5,7 +5,6 @@ import itertools
 import pytest
 import torch
 
-import regard
 from bounds import sum_bound
 from regard.show.page.finding import find_finding
 from regard.show.page.recording_entry import RecordingEntry
@@ -26,9 +25,6 @@ from show.page.browser.recordings import (
 from show.page.server_client import rows_and_keys
 
 LAYERS, HEADS, T = 2, 3, 13
-LISTED = """[...document.querySelectorAll('.text-links .link')].map(
-  (one) => [...[...one.children].map((part) => part.textContent), one.title]
-)"""
 Q, K = draw_queries_and_keys(LAYERS, HEADS, T)
 
 
@@ -77,14 +73,6 @@ def test_the_text_is_shaded_both_ways_and_by_several_heads(open_page, address):
     wait_until(page, "document.querySelector('.text-links h2')?.textContent.includes('receives most attention from')")
     told = float(page.locator(".text-links .link").first.get_attribute("title"))
     assert told == pytest.approx(float(both[:, 11].max()), abs=float(allowed[both[:, 11].argmax(), 11]))
-
-
-def test_the_heads_have_their_kinds_and_pictures(open_page, address, recording):
-    page = wait_until_settled(open_page(f"{address}#view=heads"))
-    wait_until(page, "!document.querySelector('.heads-controls select').disabled")
-    assert page.locator(".head-kind").all_inner_texts() == [row.kind for row in regard.heads(recording)]
-    sizes = page.evaluate("[...document.querySelectorAll('.head canvas')].map((one) => [one.width, one.height])")
-    assert sizes == [[T, T]] * (LAYERS * HEADS)
 
 
 def test_every_view_of_it_opens_and_back_works(open_page, address):
@@ -143,20 +131,6 @@ def test_its_numbers_and_the_servers_are_the_same(open_page, address, serving, r
     assert told[2] == told[3]
 
 
-@pytest.mark.parametrize("way", ["", "&way=to"])
-def test_a_listed_weight_has_the_digits_that_it_has_at_its_cell(open_page, address, serving, recording, way):
-    for n in (3, 7, 12):
-        listed = []
-        for at in (address, serving(Session(recording))):
-            page = wait_until_settled(open_page(f"{at}#view=text&layer=0&head=1&q={n}{way}"))
-            wait_until(page, "document.querySelector('.text-links .link')")
-            listed.append(page.evaluate(LISTED))
-        assert [words for *words, _ in listed[0]] == [words for *words, _ in listed[1]]
-        for place, *_, title in listed[0]:
-            row, column = (int(place), n) if way else (n, int(place))
-            assert float(title) == expect_weight(Q, K, 0, 1, row, column)
-
-
 @pytest.mark.parametrize("step", ["q, k", "scores", "weights"])
 def test_the_numbers_of_its_steps_and_the_servers_are_the_same(open_page, address, serving, recording, step):
     told = []
@@ -166,47 +140,6 @@ def test_the_numbers_of_its_steps_and_the_servers_are_the_same(open_page, addres
         told.append(page.evaluate("[...document.querySelectorAll('.panel td')].map((one) => [one.textContent, one.title])"))
     assert len(told[0]) >= T * T
     assert told[0] == told[1]
-
-
-@pytest.mark.parametrize("view", ["type", "generate", "nothing"])
-def test_a_link_to_a_view_that_needs_a_model_opens_the_text(open_page, address, view):
-    page = wait_until_settled(open_page(f"{address}#view={view}&q=5"))
-    assert page.locator("#views [aria-current]").inner_text() == "Text"
-    assert page.locator("textarea").count() == 0
-    assert page.locator(".prose .word").count() == T
-
-
-def count_codes(page, heads: str, way: str) -> list[list[bool]]:
-    """Which words of the text are hidden from each of its words, or hide from it, in the mean of some heads."""
-    found = []
-    for n in range(T):
-        page.evaluate(f"location.hash = '#view=text&heads={heads}&q={n}&way={way}'")
-        wait_until(page, f"document.querySelector('.word.selected')?.dataset.n === '{n}'")
-        wait_until_settled(page)
-        words = "[...document.querySelectorAll('.word')]"
-        found.append(page.evaluate(f"{words}.map((one) => one.classList.contains('hidden-word'))"))
-    return found
-
-
-@pytest.mark.parametrize("way", ["", "to"])
-def test_the_mean_of_heads_hides_only_what_all_of_them_hide(open_page, tmp_path, way):
-    """Each head has a mask of its own."""
-    table = torch.rand(1, 2, T, T, generator=torch.Generator().manual_seed(0)) < 0.4
-    recording = rows_and_keys(Q[0][:, :2], K[0][:, :2], regard.Given(table))
-    recording.tokens = space_words(PLAIN, T)
-    write(recording, tmp_path / "page.html")
-    page = wait_until_settled(open_page((tmp_path / "page.html").as_uri() + "#view=text&heads=all&q=0"))
-    hidden = ~table[0].any(0)
-    assert count_codes(page, "all", way) == (hidden.T if way else hidden).tolist()
-
-
-def test_weights_that_have_one_code_have_ranks_of_their_own(open_page, tmp_path):
-    q, k = torch.ones(1, 1, 5, 1), torch.tensor([0.0, 1.0, 1.0001, 1.00005, -1.0]).view(1, 1, 5, 1)
-    write(rows_and_keys(q, k, regard.Everything()), tmp_path / "page.html")
-    page = wait_until_settled(open_page((tmp_path / "page.html").as_uri()))
-    for key, rank in enumerate([4, 3, 1, 2, 5]):
-        page.evaluate(f"location.hash = '#view=map&q=2&k={key}'")
-        wait_until(page, f"[...document.querySelectorAll('.readout dd')].some((one) => one.textContent === '{rank} of 5')")
 
 
 def test_a_head_with_numbers_that_are_not_finite_leaves_the_others_and_says_why_it_has_no_steps(open_page, tmp_path):

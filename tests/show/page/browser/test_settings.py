@@ -132,19 +132,6 @@ def test_type_draws_each_setting_from_its_numbers_and_says_the_signs(open_page, 
                 assert (apart > 0) == (value > 0)
 
 
-def test_type_shows_the_mean_of_the_selected_heads_in_every_setting(open_page, address):
-    model = GPT2.load("pocket", torch.float64)
-    with regard.record(model, keep="values") as recording:
-        logits = model(torch.tensor([model.text.encode(TEXT)]))
-    rows = recording.attribute(logits[0, -1].max()).map(LAYER).dense()[0, :, LAST]
-    for heads, chosen in (("all", [0, 1, 2, 3, 4, 5]), ("1,4", [1, 4])):
-        page = wait_until_settled(open_page(f"{address}#view=type&layer={LAYER}&q={LAST}&heads={heads}&show=pull"))
-        wait_until(page, "document.querySelector('.type-words .word').title.startsWith('pull')")
-        assert tell_type(page) == pytest.approx(rows[chosen].mean(0).tolist(), rel=6e-3, abs=1e-12)
-        pressed = page.locator(".type-head[aria-pressed=true]").all_inner_texts()
-        assert [one.strip() for one in pressed] == (["mean"] if heads == "all" else ["1", "4"])
-
-
 @pytest.mark.parametrize("view", ["type", "text", "heads", "map", "steps", "compare"])
 def test_a_setting_lives_through_reload_back_and_forward(open_page, address, view):
     pressed = "document.querySelector('[data-control^=show][aria-pressed=true]')?.textContent"
@@ -176,31 +163,6 @@ def test_the_map_writes_the_signed_numbers_and_the_readout_says_the_sign(open_pa
     assert page.locator(".readout dt:visible").all_inner_texts() == ["weight", "score", "rank"]
 
 
-def test_a_cell_of_the_map_has_the_color_of_its_sign(open_page, address, rows):
-    numbers, _ = rows
-    page = wait_until_settled(open_page(f"{address}#view=map&layer={LAYER}&head={HEAD}&show=cut"))
-    row = numbers["cut"]
-    wanted = {"+": int(row.argmax()), "-": int(row.argmin())}
-    spots = page.evaluate(
-        """async ({keys, row}) => {
-            const { measureRoom } = await import("./static/views/map/heat_map_drawing.js");
-            const canvas = document.querySelector("#stage canvas");
-            const room = measureRoom({ width: canvas.clientWidth, height: canvas.clientHeight });
-            const side = Math.min(room.width, room.height) / 24;
-            const [x0, y0] = [room.x + (room.width - 24 * side) / 2, room.y + (room.height - 24 * side) / 2];
-            const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
-            const spot = (k, q) => Math.round(y0 + (q + 0.5) * side) * canvas.width + Math.round(x0 + (k + 0.5) * side);
-            return [...keys.map((k) => spot(k, row)), spot(2, 4)].map((at) => [...data.subarray(4 * at, 4 * at + 3)]);
-        }""",
-        {"keys": list(wanted.values()), "row": LAST},
-    )
-    paper = page.evaluate(PAPER)
-    raised, lowered, none = spots
-    assert raised[2] > raised[0]
-    assert lowered[0] > lowered[2]
-    assert none == paper  # an earlier row of the last layer moves nothing
-
-
 def test_heads_draws_every_head_in_one_signed_scale(open_page, address):
     # heads are drawn when they are near the screen; Chromium says that canvases are read slowly
     page = wait_until_settled(open_page(f"{address}#view=heads", height=3000, quiet=False))
@@ -226,27 +188,6 @@ def test_heads_draws_every_head_in_one_signed_scale(open_page, address):
     assert page.locator(".legend .sign").count() == 0
 
 
-def test_heads_are_sorted_by_the_sum_of_the_effect_whichever_its_sign(open_page, address):
-    page = wait_until_settled(open_page(f"{address}#view=heads&show=pull&by=effect", quiet=False))
-    model = GPT2.load("pocket", torch.float64)
-    with regard.record(model, keep="values") as recording:
-        logits = model(torch.tensor([model.text.encode(TEXT)]))
-    attribution = recording.attribute(logits[0, -1].max())
-    sums = {
-        f"{layer}.{head}": float(total)
-        for layer in range(6)
-        for head, total in enumerate(attribution.map(layer).row_sums()[0].sum(-1))
-    }
-    wanted = sorted(sums, key=lambda name: -abs(sums[name]))
-    wait_until(page, f"document.querySelector('.head-name').textContent === '{wanted[0]}'")
-    assert page.locator(".head-name").all_inner_texts() == wanted
-    shown = [float(one.replace("−", "-")) for one in page.locator(".head-score").all_inner_texts()]
-    assert shown == pytest.approx([sums[name] for name in wanted], rel=6e-3)
-    press(page, "weight")
-    wait_until(page, "document.querySelectorAll('.heads-layer h2').length === 6")  # by layer again
-    assert page.locator("[data-control=by] option").all_inner_texts()[1] != "sum of pull"
-
-
 @pytest.mark.parametrize("view", ["heads", "map"])
 def test_while_the_model_runs_it_is_marked_and_nothing_moves(open_page, serving, view):
     session = Session(None, GPT2Adapter("pocket", GPT2.load("pocket", torch.float64)))
@@ -265,25 +206,6 @@ def test_while_the_model_runs_it_is_marked_and_nothing_moves(open_page, serving,
     assert page.evaluate(boxes) == before
 
 
-def test_another_word_and_another_place_are_in_the_link(open_page, address):
-    page = wait_until_settled(open_page(f"{address}#view=text&layer=3&q=12&show=pull"))
-    wait_until(page, "document.querySelector('[data-control=token]')?.options.length === 10")
-    second = page.locator("[data-control=token] option").nth(1).get_attribute("value")
-    page.locator("[data-control=token]").select_option(second)
-    wait_until(page, f"location.hash.includes('token={second}')")
-    wait_until_quiet(page)
-    name = page.locator("[data-control=token] option:checked").inner_text().split("’")[0] + "’"
-    wait_until(page, f"document.querySelector('.legend .sign').textContent.includes({json.dumps(name)})")
-    page.locator("[data-control=at]").select_option("12")
-    wait_until(page, "location.hash.includes('at=12') && !location.hash.includes('token=')")
-    wait_until_quiet(page)
-    told = page.evaluate("document.querySelector('#legend').textContent")
-    page.reload()
-    wait_until_settled(page)
-    assert page.evaluate("document.querySelector('#legend').textContent") == told
-    assert (link(page)["show"], link(page)["at"]) == ("pull", "12")
-
-
 def test_a_recording_shows_weights_alone_and_says_why(open_page, address):
     for view in ("type", "text", "heads", "map", "steps", "compare"):
         page = wait_until_settled(open_page(f"{address}#view={view}&r=r2&show=pull"))
@@ -296,13 +218,6 @@ def test_a_recording_shows_weights_alone_and_says_why(open_page, address):
         button.click(force=True)  # playwright waits for what is marked as disabled
         assert "press Run in Type" in page.locator(".error").inner_text()
         assert page.locator("[aria-pressed=true][data-control^='show']").inner_text() == "weight"
-
-
-def test_a_file_shows_weights_alone_and_says_why(open_page, tmp_path):
-    regard.page(record_layers(*draw_queries_and_keys(1, 2, 6), space_words(PLAIN, 6)), tmp_path / "page.html")
-    page = wait_until_settled(open_page((tmp_path / "page.html").as_uri() + "#view=text&show=cut"))
-    assert page.locator("[aria-pressed=true][data-control^='show']").inner_text() == "weight"
-    assert "A file cannot run a model" in page.get_by_role("button", name="pull", exact=True).get_attribute("title")
 
 
 @pytest.fixture(scope="module")
@@ -352,14 +267,6 @@ def test_compare_reads_each_setting_of_both_heads(open_page, address, matrices, 
     assert sums[-2:] == pytest.approx([float(matrices[setting][head].sum()) for head in (HEAD, 1)], rel=6e-3)
 
 
-def test_why_is_asked_only_of_what_answers_it(open_page, address):
-    page = wait_until_settled(open_page(f"{address}#view=text"))
-    for setting, why in (("weight", False), ("carried", False), ("pull", True), ("cut", True)):
-        press(page, setting)
-        assert ("why" in page.locator("#bar h1").inner_text()) is why
-    assert "why" not in " ".join(one.get_attribute("title") for one in page.locator("#views a").all())
-
-
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("view", ["type", "text", "heads", "map", "steps", "compare"])
 def test_nothing_is_wider_than_a_phone_in_any_setting(open_page, address, view, dark):
@@ -398,29 +305,3 @@ def test_switching_a_head_off_shows_the_next_words_before_and_after(open_page, a
     page.get_by_role("button", name="All heads on").click()
     wait_until(page, "document.querySelectorAll('.type-after').length === 0")
     assert read_bars(page) == before
-
-
-def test_all_heads_of_a_layer_but_one_are_switched_off_and_the_key_o_switches_one(open_page, address):
-    page = wait_until_settled(open_page(f"{address}#view=type&layer={LAYER}&head={HEAD}"))
-    page.get_by_role("button", name=f"Keep only head {LAYER}.{HEAD} of its layer").click()
-    heads = GPT2.load("pocket").config.heads
-    assert set(link(page)["off"].split(",")) == {f"{LAYER}.{head}" for head in range(heads) if head != HEAD}
-    page.keyboard.press("o")
-    assert len(link(page)["off"].split(",")) == heads
-    page.keyboard.press("o")
-    assert len(link(page)["off"].split(",")) == heads - 1
-
-
-@pytest.mark.parametrize("view", ["map", "text"])
-def test_a_head_is_switched_off_from_the_map_and_the_text(open_page, address, view):
-    page = wait_until_settled(open_page(f"{address}#view={view}&layer={LAYER}&head={HEAD}"))
-    page.locator("[data-control=off]").click()
-    wait_until(page, "document.querySelectorAll('.type-after').length > 0")
-    assert (link(page)["view"], link(page)["off"]) == ("type", f"{LAYER}.{HEAD}")
-
-
-def test_a_recording_says_why_no_head_can_be_switched_off(open_page, address):
-    page = wait_until_settled(open_page(f"{address}#view=map&r=r2"))
-    page.locator("[data-control=off]").click(force=True)  # it says why not
-    assert "press Run in Type" in page.get_by_role("alert").first.inner_text()
-    assert link(page)["view"] == "map"

@@ -6,7 +6,6 @@ from regard.models import GPT2
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.show.page.session import Session
 from show.page.browser.page_waits import link, wait_until, wait_until_quiet, wait_until_settled
-from show.page.browser.recordings import PLAIN, draw_queries_and_keys, record_layers, space_words
 from show.page.leaky_models import LAYER, TEXT, make_leaky_model
 from show.page.server_client import make_sorter
 
@@ -109,18 +108,3 @@ def test_an_error_is_said_in_the_panel_in_place_of_the_squares(open_page, servin
     wait_for_answer(page, "there is no recording")
     assert page.locator(".sight-said").get_attribute("class") == "sight-said error"
     assert page.locator(".sight-square").count() == 0
-
-
-def test_what_the_model_here_has_not_read_is_not_offered(open_page, serving):
-    given = Session(record_layers(*draw_queries_and_keys(2, 2, 6), space_words(PLAIN, 6)), make_sorter())
-    page = wait_until_settled(open_page(f"{serving(given)}#view=heads&sight=earlier"))
-    assert page.get_by_role("button", name=BUTTON).count() == 0
-    assert page.locator(".sight").is_hidden()
-
-
-def test_numbers_of_the_report_are_written_as_elsewhere_on_the_page(open_page, serving):
-    page = open_page(f"{serving(session(GPT2Adapter('pocket', GPT2.load('pocket')), TEXT))}#view=heads&sight=earlier")
-    wait_for_answer(page, "pocket: of these 12 tokens, none sees a later one.")
-    told = page.locator(".sight-lines").inner_text()
-    assert re.search(r"a change of \de−\d, with outputs up to \d+\.?\d*, would be detected", told)
-    assert not re.search(r"\de[-+]|\de−0", told)

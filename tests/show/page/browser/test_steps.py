@@ -1,6 +1,5 @@
 """The Steps view, by mouse and by keyboard: its numbers are attend's with any switch, its examples those of regard walk."""
 
-import json
 import re
 
 import pytest
@@ -17,7 +16,6 @@ from show.page.browser.recordings import EVIL, PLAIN, Layers, draw_queries_and_k
 LAYERS, HEADS, T, LONG = 2, 3, 7, 101
 Q, K = draw_queries_and_keys(LAYERS, HEADS, T)
 LONGER = draw_queries_and_keys(1, 1, LONG, seed=3)
-TWO = ("heads", "split")  # examples that are told of two heads at once
 PLACES = 5.01e-4  # half a unit of the last of three places
 STEPS = ["q, k, v", "scores", "scaled", "masked", "weights", "context"]
 
@@ -157,16 +155,6 @@ def test_the_switches_are_used_by_mouse_and_by_keyboard_and_let_go(open_page, ad
     assert "mask" not in link(page)
 
 
-def test_a_division_that_a_head_leaves_out_can_be_switched_on(open_page, address):
-    page = wait_until_drawn(open_page(f"{address}#view=steps&example=simple&step=weights"))
-    page.get_by_role("checkbox", name="divide by √3").check()
-    words = build_example("simple").q.double()
-    torch.testing.assert_close(table(page), regard.attend(words, words, words).weights, rtol=0, atol=PLACES)
-    page.get_by_role("checkbox", name="divide by √3").uncheck()
-    torch.testing.assert_close(table(page), build_example("simple").steps.weights.double(), rtol=0, atol=PLACES)
-    assert "root" not in link(page)
-
-
 def name_tokens(sentence: str) -> str:
     """Return a sentence about words as one about tokens, as the page names them; regard walk speaks of the lectures' words."""
     return re.sub(r"\bword(s?)\b", r"token\1", sentence)
@@ -187,14 +175,6 @@ def test_an_example_is_told_as_regard_walk_tells_it(open_page, address, name):
         page.keyboard.press("ArrowRight")
 
 
-@pytest.mark.parametrize("head", [0, 1])
-def test_an_example_of_two_heads_shows_either(open_page, address, head):
-    page = wait_until_drawn(open_page(f"{address}#view=steps&example=heads&step=weights"))
-    page.get_by_role("button", name=f"head {head + 1}").click()
-    page.wait_for_selector(f"[aria-label='Head of the example'] button:nth-child({head + 1})[aria-pressed=true]")
-    torch.testing.assert_close(table(page), build_example("heads").steps.weights[head].double(), rtol=0, atol=PLACES)
-
-
 def test_a_long_text_is_told_by_the_row_of_one_query(open_page, address):
     page = wait_until_drawn(open_page(f"{address}#view=steps&r=r2&q=90&step=weights"))
     right = weights(*LONGER, 0, 0)[90]
@@ -208,12 +188,6 @@ def test_a_long_text_is_told_by_the_row_of_one_query(open_page, address):
     wait_until(page, f"document.querySelector('.steps-sentence').innerText !== {before!r}")
     assert link(page)["q"] == "89"
     torch.testing.assert_close(table(page)[:, 0].max(), weights(*LONGER, 0, 0)[89].max(), rtol=0, atol=PLACES)
-
-
-def test_words_are_text_whatever_they_hold(open_page, address):
-    page = wait_until_drawn(open_page(f"{address}#view=steps&r=r3&step=weights"))
-    assert page.locator("#stage img, #stage script").count() == 0
-    assert "</script>" in page.locator(".panel").inner_text()
 
 
 def test_the_numbers_are_copied_with_every_digit(open_page, address):
@@ -231,21 +205,6 @@ def test_the_numbers_are_copied_with_every_digit(open_page, address):
 def test_on_a_phone_the_page_itself_never_scrolls_sideways(open_page, address, where):
     page = wait_until_drawn(open_page(f"{address}#view=steps&{where}", width=390, height=844))
     assert page.evaluate("document.querySelector('#stage').scrollWidth <= innerWidth")
-
-
-def test_it_opens_at_q_k_and_v_and_writes_one_minus_sign(open_page, address):
-    page = wait_until_drawn(open_page(f"{address}#view=steps&r=r1&layer=1&head=2"))
-    assert page.locator(".steps-formula b").inner_text() == "q, k, v"
-    minus = 0
-    for example in (None, "dog", "scale"):
-        page = wait_until_drawn(open_page(f"{address}#view=steps&r=r1&{f'example={example}' if example else 'layer=1&head=2'}"))
-        for name in page.locator(".steps-names button").all_inner_texts():
-            page.locator(".steps-names").get_by_role("button", name=name, exact=True).click()
-            wait_until(page, f"document.querySelector('.steps-formula b').textContent === {json.dumps(name)}")
-            text = page.locator(".steps-main").inner_text()
-            minus += text.count("−")
-            assert not re.search(r"(^|[^\w-])-[\d.]|-inf|e-\d| - ", text), text
-    assert minus
 
 
 TRACE = """() => Object.fromEntries([...document.querySelectorAll(".trace-strip")].map((strip) => {
@@ -313,50 +272,3 @@ def test_the_pictures_follow_the_keyboard_the_bars_and_the_rows_of_q_and_k(open_
         check_trace(page, *place)
     chosen = [one.locator("tr.panel-asks").evaluate("(one) => one.rowIndex - 1") for one in page.locator(".panel").all()]
     assert chosen == [5, 2, 2]  # the query's row of q, the key's of k and of v
-
-
-def test_a_hidden_key_adds_nothing_and_says_so(open_page, address):
-    page = wait_until_drawn(open_page(f"{address}#view=steps&r=r1&layer=1&head=2&step=weights&q=2&k=5"))
-    assert "hidden: nothing is added" in page.locator("[data-strip=added] figcaption").inner_text()
-    assert (read_trace(page)["added"] == 0).all()
-
-
-@pytest.mark.parametrize("name", [name for name in EXAMPLES if build_example(name).steps is not None])
-def test_each_example_has_its_pictures(open_page, address, name):
-    page = wait_until_drawn(open_page(f"{address}#view=steps&example={name}&step=weights"))
-    found = read_trace(page)
-    assert "weights" in found
-    if "products" in found:
-        heights = page.evaluate("() => document.querySelector('[data-strip=products] svg').getAttribute('aria-label')")
-        assert "numbers, the largest" in heights
-
-
-def test_a_tap_selects_the_weight_whose_pictures_are_shown(open_page, address):
-    page = wait_until_drawn(
-        open_page(f"{address}#view=steps&r=r1&layer=1&head=2&step=weights", width=390, height=844, has_touch=True)
-    )
-    page.locator(".panel tbody tr").nth(4).locator("td").nth(2).tap()
-    check_trace(page, 4, 2)
-
-
-@pytest.mark.parametrize("step", STEPS)
-def test_the_caption_says_what_the_sides_of_the_tables_of_a_step_are(open_page, address, step):
-    page = wait_until_drawn(open_page(f"{address}#view=steps&r=r1&step={step}"))
-    caption, first = page.locator("#caption").inner_text(), page.locator(".panel thead th:not(:empty)").first.inner_text()
-    assert ("columns are the numbers of their vectors" in caption) == (first in ("q1", "c1"))
-    assert ("rows look (queries), columns are looked at (keys)" in caption) == (first == "the")
-
-
-def test_the_rank_of_a_weight_is_among_the_keys_that_the_query_sees(open_page, address):
-    q = T - 3  # two keys come later
-    page = open_page(f"{address}#view=steps&r=r1&q={q}&k=0")
-    caption = page.locator("[data-strip=weights] figcaption .numbers")
-    wait_until(page, "document.querySelector('[data-strip=weights] figcaption .numbers')?.textContent.includes(' of ')")
-    assert caption.inner_text().endswith(f" of {q + 1}")
-
-
-def test_q_k_and_v_of_a_recording_are_said_to_be_as_the_attention_got_them(open_page, address):
-    page = open_page(f"{address}#view=steps&r=r1")
-    wait_until(page, "document.querySelector('.steps-sentence')?.textContent.includes('query')")
-    said = page.locator(".steps-sentence").inner_text()
-    assert "As the attention received them: with the bias, norm or rotation by position" in said

@@ -54,21 +54,6 @@ def darker(light: list[int], row) -> None:
             assert light[a] < light[b]
 
 
-def test_the_caption_says_of_gray_words_that_they_are_hidden_only_where_there_are_any(open_page, address):
-    for q, way, hides in ((11, "", True), (T - 1, "", False), (11, "&way=to", False)):
-        page = wait_until_settled(open_page(f"{address}#view=text&layer=1&head=2&q={q}{way}"))
-        assert ("cannot see the gray tokens" in page.locator("#caption").inner_text()) == hides
-        assert page.locator(".word.hidden-word").count() == (T - 1 - q if not way else q)
-
-
-def test_numbers_in_place_of_words_stand_apart(open_page, serving):
-    page = open_page(f"{serving(Session(record_layers(Q, K)))}#view=text&layer=1&head=2&q=11")
-    wait_until_settled(page)
-    assert page.locator(".prose-line").first.inner_text().split() == [str(n) for n in range(T)]
-    assert page.locator(".word").all_inner_texts() == [f" {n}" for n in range(T)]
-    assert "attention it receives from ‘11’ (token 11)" in page.locator("#caption").inner_text()
-
-
 def test_hovering_a_word_shades_what_it_looked_at(open_page, address):
     page = wait_until_settled(open_page(f"{address}#view=text&layer=1&head=2"))
     page.locator(".word[data-n='11']").hover()
@@ -143,17 +128,6 @@ def test_a_long_text_scrolls_with_few_words_on_the_page(open_page, address):
     wait_until(page, f"document.querySelector(\".word[data-n='{LONG - 1}']\")")
     assert page.locator(f".word[data-n='{LONG - 1}']").inner_text().strip() == f"w{LONG - 1}"
     assert most < 1500
-
-
-def test_a_link_to_a_far_word_shows_it(open_page, address):
-    page = wait_until_settled(open_page(f"{address}#view=text&r=r2&q=6543"))
-    wait_until(page, "document.querySelector('.word.selected')?.textContent === ' w6543'")
-    wait_until(page, "document.querySelectorAll('.text-links .link').length > 1")
-    wait_until_quiet(page)
-    inside = """() => {
-        const [word, frame] = [".word.selected", ".prose"].map((one) => document.querySelector(one).getBoundingClientRect());
-        return word.top >= frame.top && word.bottom <= frame.bottom; }"""
-    assert page.evaluate(inside)
 
 
 def test_words_that_break_pages_are_shown_as_text(open_page, address):

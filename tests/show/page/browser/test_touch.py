@@ -85,15 +85,6 @@ def test_a_tap_on_the_map_reads_and_keeps_a_weight(phone):
     assert told == expect_weight(Q, K, 1, 2, q, k)
 
 
-def test_the_map_keeps_its_size_when_a_weight_is_read(phone):
-    page = phone("view=map&layer=1&head=2")
-    before = page.locator("canvas").bounding_box()
-    x, y = middle(page.locator("canvas"))
-    page.touchscreen.tap(x - 40, y + 40)
-    wait_until(page, "document.querySelector('.readout dd').title !== ''")
-    assert page.locator("canvas").bounding_box() == before
-
-
 def test_a_tap_picks_a_word_of_the_text_and_another_lets_it_go(phone):
     page = phone("view=text&layer=1&head=2")
     page.locator(".word[data-n='5']").tap()
@@ -109,23 +100,6 @@ def test_a_finger_scrolls_the_text_and_picks_nothing(phone):
     move_fingers(page, way((x, y + 80), (x, y - 80)))
     wait_until(page, "document.querySelector('.prose').scrollTop > 60")
     assert "q" not in link(page)
-
-
-def test_a_finger_on_the_strip_goes_through_the_whole_text(phone):
-    page = phone("view=text&r=r2")
-    box = page.locator(".strip").bounding_box()
-    x = box["x"] + box["width"] / 2
-    move_fingers(page, way((x, box["y"] + 10), (x, box["y"] + box["height"] - 5)))
-    prose = "document.querySelector('.prose')"
-    wait_until(page, f"{prose}.scrollTop + {prose}.clientHeight > 0.9 * {prose}.scrollHeight")
-
-
-def test_a_word_that_is_picked_stays_in_sight_when_its_links_take_room(phone):
-    page = phone(f"view=text&r=r2&q={LONG - 1}")
-    wait_until(page, "document.querySelectorAll('.text-links .link').length > 3")
-    wait_until(page, "document.querySelector('.word.selected') !== null")
-    word, paper = (f"document.querySelector('{name}').getBoundingClientRect()" for name in (".word.selected", ".prose"))
-    wait_until(page, f"{word}.top >= {paper}.top - 1 && {word}.bottom <= {paper}.bottom + 1")
 
 
 def test_a_tap_on_a_head_opens_its_map(phone):
@@ -171,27 +145,6 @@ def test_words_are_typed_and_picked_by_taps(phone):
     wait_until(page, "location.hash.includes('q=2')")
     wait_until_quiet(page)
     assert page.locator(".type-words [aria-pressed]").inner_text() == "A"
-
-
-def test_a_tap_on_a_word_that_came_tells_of_it_and_another_lets_it_go(phone):
-    page = phone("view=generate")
-    page.get_by_role("textbox", name="Prompt").fill("CBABBC")
-    page.locator("select[name=tokens]").select_option("5")
-    page.get_by_role("button", name="Generate").tap()
-    page.wait_for_selector(".generate-after a")
-    wait_until_quiet(page)
-    came = page.locator(".generate-came .word")
-    last = page.locator(".generate-came [aria-current=step]")  # which is told of before one is picked
-    assert last.get_attribute("data-n") == str(came.count() - 1)
-    came.nth(1).tap()
-    wait_until(page, "document.querySelector('.generate-came [aria-current=true]')?.dataset.n === '1'")
-    assert page.locator(".generate-side h2").inner_text() == f"Token ‘{came.nth(1).inner_text()}’"
-    chosen = page.locator(".generate-chosen")
-    assert chosen.locator("> :first-child").inner_text() == came.nth(1).inner_text()
-    share = chosen.locator(".numbers").inner_text()
-    assert f"had the probability {share}" in page.locator("#caption").inner_text()
-    came.nth(1).tap()
-    wait_until(page, "!document.querySelector('.generate-came [aria-current=true]')")
 
 
 @pytest.mark.parametrize("view", ["type", "text", "heads", "map", "steps", "compare", "generate"])

@@ -93,14 +93,6 @@ def test_what_is_typed_is_translated_and_a_word_of_it_shades_the_sentence(open_p
         assert f"the model attended most to ‘{best}’" in page.locator(".type-told").inner_text()
 
 
-def test_words_of_the_sentence_that_was_read_are_no_buttons(open_page, address):
-    page = type_text(open_page(address))
-    assert page.locator(".type-words").first.locator("[role=button]").count() == 0
-    before = page.evaluate("location.hash")
-    page.locator(".type-words").first.locator(".word").first.click()
-    assert page.evaluate("location.hash") == before
-
-
 def test_in_text_a_written_word_shades_those_that_were_read_and_the_other_way(open_page, address, right, kind):
     page = type_text(open_page(address))
     page.get_by_role("link", name="Read in Text").click()
@@ -166,15 +158,6 @@ def test_steps_of_additive_attention_tell_its_own_formula_and_its_numbers(open_p
     assert torch.equal(call.weight, model.attention.weight)
 
 
-def test_steps_of_dot_products_say_so_still(open_page, serving):
-    page = type_text(open_page(serving(Session(None, adapt_model(train_small_translator("transformer"))))))
-    page.get_by_role("navigation", name="The same tokens").get_by_role("link", name="Steps").click()
-    page.wait_for_selector(".steps-formula b")
-    page.locator(".steps-names").get_by_role("button", name="scores").click()
-    assert page.locator(".steps-formula").inner_text() == "scores = q kᵀ"
-    assert page.get_by_text("divide by √8").is_visible()
-
-
 @pytest.mark.usefixtures("translator_package")
 def test_from_the_ordinary_page_one_click_shows_a_translation(open_page, serving):
     page = open_page(serving(Session(None, adapt_model(GPT2.load("pocket")))))
@@ -202,13 +185,6 @@ def test_a_link_to_the_translation_opens_on_a_server_that_never_showed_it(open_p
     page.wait_for_selector("#stage canvas")
     wait_until_quiet(page)
     assert page.get_by_role("combobox", name="Attention").locator("option:checked").inner_text() == "decoder cross"
-
-
-def test_where_none_is_carried_none_is_offered(open_page, serving, tmp_path, monkeypatch):
-    monkeypatch.setitem(INCLUDED_TRANSLATORS, "translator", tmp_path / "nothing")
-    page = open_page(serving(Session(None, adapt_model(GPT2.load("pocket")))))
-    page.locator(".type-offers button").first.wait_for()
-    assert page.locator("[data-translation]").count() == 0
 
 
 def test_on_a_phone_a_translation_never_scrolls_sideways(open_page, address):

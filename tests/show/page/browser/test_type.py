@@ -3,19 +3,14 @@
 import math
 import re
 import time
-from xml.etree import ElementTree
 
 import pytest
 import torch
-from tokenizers.processors import TemplateProcessing
-from transformers import GPT2TokenizerFast, LlamaConfig, LlamaForCausalLM
 
 import regard
-from regard.cli.model_loading import TransformersModel
 from regard.models import GPT2
 from regard.show.page.model_adapter import adapt_model
 from regard.show.page.session import Session
-from regard.text.byte_pair import GPT2_FOLDER
 from show.page.browser.page_waits import PATIENCE, wait_until, wait_until_quiet
 from show.page.browser.recordings import CODE, expect_digits
 
@@ -53,11 +48,6 @@ def wait_for_words(page, count: int):
     wait_until(page, f"document.querySelectorAll('.type-words .word').length === {count}")
     wait_until_quiet(page)
     return page
-
-
-def test_a_single_word_is_one_token(open_page, address):
-    page = type_text(open_page(f"{address}#view=type"), "C")
-    assert "read 1 token, numbered from 0" in page.locator(".type-read").inner_text()
 
 
 def test_the_words_of_a_recording_that_was_given_stand_in_the_text_field_and_can_be_run(open_page, serving, model, right):
@@ -145,32 +135,6 @@ def test_a_next_word_that_is_picked_is_added_and_run(open_page, address):
     assert page.get_by_role("textbox", name="Your text").input_value() == TEXT + word
 
 
-@pytest.mark.parametrize("text", ["the cat", "the cat sat on " * 30 + "the"], ids=["short", "longer than a link"])
-def test_a_next_word_follows_the_text_that_was_typed_without_what_the_tokenizer_adds(open_page, serving, text):
-    """Also once the page is loaded again."""
-    words = GPT2TokenizerFast(vocab=str(GPT2_FOLDER / "encoder.json"), merges=str(GPT2_FOLDER / "vocab.bpe"))
-    added = [(words.bos_token, words.bos_token_id)]
-    words.backend_tokenizer.post_processor = TemplateProcessing(f"{words.bos_token} $A", special_tokens=added)
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
-    llama = TransformersModel("llama", LlamaForCausalLM(LlamaConfig(vocab_size=50257, **sizes)).eval(), words)
-    page = open_page(serving(Session(None, llama)))
-    page.get_by_role("textbox", name="Your text").fill(text)
-    page.keyboard.press("Enter")
-    count = 1 + len(words.encode(text, add_special_tokens=False))
-    wait_for_words(page, count)
-    page.reload()
-    wait_for_words(page, count)
-    box = page.get_by_role("textbox", name="Your text")
-    assert box.input_value() == text
-    first = llama.run(llama.tokens(text, None)[0]).logits[0, -1].argmax()
-    page.locator(".type-expected").first.click()
-    wait_until(page, f"document.querySelector('.type-page textarea').value.length > {len(text)}")
-    wait_until_quiet(page)
-    assert box.input_value() == text + llama.decode([int(first)])
-    assert page.locator(".type-words .word").count() == 1 + len(llama.encode(box.input_value()))
-
-
 def test_an_empty_box_offers_sentences_that_run_when_picked(open_page, address):
     page = open_page(address)
     offers = page.locator(".type-offers .chip:not([data-translation])")
@@ -209,40 +173,6 @@ def test_the_links_lead_to_the_same_words_and_the_same_word(open_page, address):
     assert page.get_by_role("combobox", name="Query").input_value() == "2"
 
 
-def test_a_link_without_a_recording_runs_its_text(open_page, address, right):
-    page = wait_for_words(open_page(f"{address}#view=type&text={TEXT}"), len(TEXT))
-    shows(page, mean(right[0], layer_of(page), 5))
-
-
-def test_shift_and_enter_begin_a_new_line_and_do_not_run(open_page, address):
-    page = open_page(address)
-    box = page.get_by_role("textbox", name="Your text")
-    box.fill("C")
-    box.press("Shift+Enter")
-    assert box.input_value() == "C\n"
-    assert page.locator(".type-words .word").count() == 0
-
-
 def test_on_a_phone_the_page_itself_never_scrolls_sideways(open_page, address):
     page = type_text(open_page(address, width=390, height=844), TEXT)
     assert page.evaluate("document.querySelector('#stage').scrollWidth <= innerWidth")
-
-
-def test_whoever_comes_first_reads_what_attention_is_until_there_is_some_to_see(open_page, address):
-    page = open_page(f"{address}#view=type")
-    assert "attention" in page.locator(".type-welcome").inner_text()
-    type_text(page, TEXT)
-    assert not page.locator(".type-welcome").is_visible()
-
-
-def test_the_picture_that_is_kept_shows_the_words_and_what_was_said_of_them(open_page, address, tmp_path):
-    page = type_text(open_page(f"{address}#view=type"), TEXT)
-    page.get_by_role("button", name="Save").click()
-    with page.expect_download() as saving:
-        page.get_by_role("menuitem", name="SVG").click()
-    saving.value.save_as(tmp_path / "type.svg")
-    told = [one.text or "" for one in ElementTree.parse(tmp_path / "type.svg").iter("{http://www.w3.org/2000/svg}text")]
-    read = page.locator(".type-read > .note").first.inner_text().split()
-    assert told[: len(read) + len(TEXT)] == [*read, *TEXT]
-    assert page.locator(".type-told").inner_text() in " ".join(told)
-    assert "Map" not in told
