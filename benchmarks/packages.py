@@ -27,7 +27,7 @@ from regard.observe import record
 
 TITLE = "Packages: largest difference of a recorded map from the same model's own softmax, float64"
 COLUMNS = ["package", "model", "maps", "difference", "missed, or notes"]
-WIDTH, HEADS, TOKENS, VOCABULARY, NODES, EDGES = 24, 3, 32, 64, 12, 30
+WIDTH, HEADS, TOKENS, VOCABULARY = 24, 3, 32, 64
 VIT = {"img_size": 32, "patch_size": 8, "embed_dim": WIDTH, "depth": 2, "num_heads": HEADS, "num_classes": 5}
 WINDOWS = {"img_size": 32, "patch_size": 2, "depths": (2, 2), "num_heads": (2, 3), "embed_dim": 12, "window_size": 4}
 PLAIN = {"image_size": 32, "patch_size": 8, "num_classes": 5, "dim": WIDTH, "depth": 2, "heads": HEADS, "mlp_dim": 32}
@@ -79,11 +79,6 @@ def draw_ids(tokens: int = TOKENS) -> Tensor:
     return torch.randint(0, VOCABULARY, (2, tokens), generator=torch.Generator().manual_seed(3))
 
 
-def draw_edges() -> Tensor:
-    """Return the senders and receivers (2, edges) of a graph."""
-    return torch.randint(0, NODES, (2, EDGES), generator=torch.Generator().manual_seed(3))
-
-
 def see_picture(size: int = 32) -> Callable[[nn.Module], Any]:
     """Return a function that calls a model with two pictures."""
     return lambda model: model(draw(2, 3, size, size))
@@ -97,12 +92,6 @@ def read_ids(model: nn.Module) -> Any:
 def read_vectors(model: nn.Module) -> Any:
     """Call a model with vectors."""
     return model(draw(2, TOKENS, WIDTH))
-
-
-def read_graph(model: nn.Module, **options: Any) -> Any:
-    """Call a model with the vectors of nodes, the edges of a graph, and their features if it has some."""
-    features = {"edge_attr": draw(EDGES, model.edge_dim)} if model.edge_dim else {}
-    return model(draw(NODES, 16), draw_edges(), **features, **options)
 
 
 def wrap_layers(name: str = "Decoder", **arguments: Any) -> dict[str, Any]:
@@ -156,8 +145,6 @@ def list_models() -> list[Model]:
         ("max_vit.MaxViT", {**STAGES, "dim": 16, "dim_conv_stem": 8, "window_size": 4}, 64),
     ]
     heads = {"dim": WIDTH, "heads": HEADS, "dim_head": 8}
-    graph = {"in_channels": 16, "out_channels": 8, "heads": HEADS}
-    words = {"num_tokens": VOCABULARY, "dim": WIDTH, "depth": 2, "max_seq_len": TOKENS}
     return [
         *(Model("timm", f"timm.models.{name}", arguments, see_picture(size)) for name, arguments, size in timm),
         *(Model("vit-pytorch", f"vit_pytorch.{name}", arguments, see_picture(size)) for name, arguments, size in vit_pytorch),
@@ -187,20 +174,11 @@ def list_models() -> list[Model]:
         Model("memory-efficient-attention-pytorch", "memory_efficient_attention_pytorch.Attention", heads, read_vectors),
         Model("nystrom-attention", "nystrom_attention.Nystromformer", {**heads, "depth": 2, "num_landmarks": 8}, read_vectors),
         Model("conformer", "conformer.Conformer", {**heads, "depth": 2, "conv_kernel_size": 7}, read_vectors),
-        Model("performer-pytorch", "performer_pytorch.PerformerLM", {**words, "heads": HEADS, "dim_head": 8}, read_ids),
         Model("perceiver-pytorch", "perceiver_pytorch.PerceiverIO", PERCEIVER, lambda model: model(draw(2, 24, 8))),
         Model("monai", "monai.networks.nets.vit.ViT", IMAGE, lambda model: model(draw(2, 3, 32, 32))[0]),
         Model(
             *("tab-transformer-pytorch", "tab_transformer_pytorch.FTTransformer", {**heads, **FEATURES}),
             lambda model: model(draw_ids(3) % 5, draw(2, 4)),
-        ),
-        *(
-            Model("torch_geometric", f"torch_geometric.nn.{name}", graph, read_graph)
-            for name in ("GATConv", "GATv2Conv", "TransformerConv")
-        ),
-        Model(
-            *("torch_geometric", "torch_geometric.nn.TransformerConv", {**graph, "edge_dim": 4}, read_graph),
-            says="features of edges",
         ),
     ]
 
@@ -314,7 +292,7 @@ def make_argument(value: Any) -> Any:
 def measure(model: nn.Module, feed: Callable[[nn.Module], Any]) -> tuple[int, float, list[str]]:
     """Return the number of maps, their largest difference from the model's own weights, and what has a reason or a note.
 
-    Weights without a softmax are held against the layer's output, those of a graph against those that the layer returns.
+    Weights without a softmax are held against the layer's output.
     """
     with torch.no_grad():
         torch.manual_seed(1)
@@ -327,8 +305,7 @@ def measure(model: nn.Module, feed: Callable[[nn.Module], Any]) -> tuple[int, fl
         torch.manual_seed(1)
         with OwnWeights() as own:
             feed(model)
-        found = own.found if not hasattr(model, "edge_updater") else [find_edge_weights(model)]
-    differences = [compare(call, found) for call in recording.calls]
+    differences = [compare(call, own.found) for call in recording.calls]
     reasons = [one.reason for one in recording.missed] + [shorten(note) for note in recording.notes]
     return len(differences), max(differences, default=math.nan), reasons
 
@@ -352,17 +329,6 @@ def compare(call: Any, found: list[Tensor]) -> float:
         return direct
     values = weights.flatten().sort().values
     return min((find_largest_difference(x.flatten().sort().values, values) for x in alike), default=direct)
-
-
-def find_edge_weights(model: nn.Module) -> Tensor:
-    """Return the weights (heads, nodes, nodes or edges) of a layer of torch_geometric, which returns those of its edges.
-
-    Edges with features are keys of their own.
-    """
-    _, (edges, weights) = read_graph(model, return_attention_weights=True)
-    keys, count = (torch.arange(EDGES), EDGES) if model.edge_dim else (edges[0], NODES)
-    matrix: Tensor = weights.new_zeros(weights.shape[1], NODES * count)
-    return matrix.index_add_(1, edges[1] * count + keys, weights.mT).view(-1, NODES, count)
 
 
 if __name__ == "__main__":
