@@ -153,6 +153,8 @@ def list_unbatched_forms() -> dict[str, object]:
         "sigmoid": lambda q, k, v: torch.sigmoid(q @ k.T - math.log(T)) @ v,
         "gumbel": lambda q, k, v: F.gumbel_softmax(q @ k.T, dim=-1) @ v,
         "in float32": lambda q, k, v: F.softmax(q @ k.T, dim=-1, dtype=torch.float32).to(v.dtype) @ v,
+        "powers of 2 in place": lambda q, k, v: (e := (q @ k.T / math.log(2)).exp2_()) / e.sum(-1, keepdim=True) @ v,
+        "2 ** x, divided late": lambda q, k, v: (e := 2 ** (q @ k.T / math.log(2))) @ v / e.sum(-1, keepdim=True),
         "in place": into_weights_in_place,
         "out=": out_of_place,
         "addcdiv to a mask": lambda q, k, v: torch.addcdiv(MASK, q @ k.T, torch.tensor(3.0)).softmax(-1) @ v,
@@ -183,6 +185,13 @@ def list_batched_forms() -> dict[str, object]:
         "a loop over heads": lambda q, k, v: torch.cat([scores(q[:, h], k[:, h]).softmax(-1) @ v[:, h] for h in range(H)], -1),
         "a loop over the batch": lambda q, k, v: torch.stack(
             [scores(*qk).softmax(-1) @ w for *qk, w in zip(q, k, v, strict=True)]
+        ),
+        "a matrix between tokens": (lambda q, k, v, mix: (q @ mix.weight @ k.mT).softmax(-1) @ v, nn.Linear(D, D)),
+        "a matrix between tokens, by einsum": (
+            lambda q, k, v, mix: (
+                torch.einsum("bhqe,bhke->bhqk", torch.einsum("bhqd,de->bhqe", q, mix.weight), k).softmax(-1) @ v
+            ),
+            nn.Linear(D, D),
         ),
         "talking heads": (
             lambda q, k, v, mix: mix(scores(q, k).permute(0, 2, 3, 1)).permute(0, 3, 1, 2).softmax(-1) @ v,
@@ -292,6 +301,18 @@ class Slots(nn.Module):
         return logits.softmax(-1) @ slots
 
 
+class OneHotTokens(nn.Module):
+    """Tokens that are rows of zeros and ones, which a query reads as they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.W_query = nn.Linear(C, C, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.one_hot(x.argmax(-1), C).to(x.dtype)
+        return (self.W_query(x) @ x.mT).softmax(-1) @ x
+
+
 class Synthesizer(nn.Module):
     """Each query says, without keys, where it looks. https://arxiv.org/abs/2005.00743"""
 
@@ -393,5 +414,5 @@ class KeptKeys(nn.Module):
 
 MODULES = [
     *(Outlook, Prompt, OnePrompt, Latents, Slots, Synthesizer, SynthesizerOfChannels, Graph, Efficient, ScoredPairs, Additive),
-    *(Separate, KeptKeys),
+    *(Separate, KeptKeys, OneHotTokens),
 ]

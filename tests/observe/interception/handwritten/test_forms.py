@@ -117,6 +117,37 @@ MOVED: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {  # entry by ent
 }
 
 
+class DenseGraph(nn.Module):
+    """Two layers whose scores of all pairs of nodes lose those without edges, as pyGAT has it."""
+
+    def __init__(self, hide: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.ModuleList(nn.Linear(C, width) for width in (C, 1, 1)) for _ in range(2))
+        self.hide = hide
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        self.weights = []
+        for project, sender, receiver in self.layers:
+            values = project(x)
+            weights = self.hide(F.leaky_relu(receiver(values) + sender(values).mT, 0.2), edges).softmax(-1)
+            self.weights.append(weights.detach())
+            x = weights @ values
+        return x
+
+
+@pytest.mark.parametrize(
+    "hide",
+    [lambda s, edges: torch.where(edges > 0, s, -9e15 * torch.ones_like(s)), lambda s, edges: s + edges],
+    ids=["where", "added as it is"],
+)
+def test_layers_that_share_a_table_of_hidden_keys_are_no_routers(hide):
+    model, x = DenseGraph(hide), torch.randn(T, C)
+    edges = (torch.randn(T, T) + 3 * torch.eye(T) > 0).double()
+    recording, _ = record_and_compare(model, lambda m: m(x, edges))
+    for call, weights in zip(recording.calls, model.weights, strict=True):
+        torch.testing.assert_close(call.map.dense()[0, 0], weights, rtol=0, atol=EQUAL)
+
+
 def record_values(form: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Recording:
     """A recording whose map times its values is the output of a form of q, k and v (b, h, t, d)."""
     x = torch.randn(B, T, C)
@@ -149,10 +180,32 @@ def add_a_term(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (s + (q @ term).flatten(2).reshape_as(s)).softmax(-1) @ v
 
 
+TABLE = torch.randn(T, T, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
+
+class BiasOfPositions(nn.Module):
+    """Scores with a bias of each head added, as RelPosBias of timm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(H, T, T))
+
+    def forward(self, s: Tensor) -> Tensor:
+        return s + self.table
+
+
 NOTED = {  # forms of q, k and v, and what the only note says
     "a row that was changed after it was moved": (change_a_row, "its weights are stored as they are"),
     "top-k attention": (choose_keys, "it is top-k attention"),
     "a term in the shape of the scores": (add_a_term, "is stored as it is, for each query and key"),
+    "a bias in a module of its own": (
+        (lambda q, k, v, add: add(scores(q, k)).softmax(-1) @ v, BiasOfPositions()),
+        "made by BiasOf",
+    ),
+    "a table that is written into": (
+        lambda q, k, v: TABLE.repeat(B, H, 1, 1).addcdiv_(scores(q, k), torch.tensor(2.0), value=0.3).softmax(-1) @ v,
+        "is stored as it is, for each query and key",
+    ),
     "a factor of each query": (
         lambda q, k, v: torch.einsum("bhqk,bhq->bhqk", scores(q, k).softmax(-1), q.mean(-1).sigmoid()) @ v,
         "multiplied by a gate",
@@ -175,7 +228,8 @@ def test_a_map_that_has_no_formula_alone_has_a_note_that_says_why(name):
     form, why = NOTED[name]
     torch.manual_seed(3)
     part, x = Own(form), torch.randn(B, T, C)
-    recording, output = record_and_compare(build_model(part), lambda m: m(x))
+    with torch.no_grad():
+        recording, output = record_and_compare(build_model(part), lambda m: m(x))
     if name == "a factor of each query":
         assert "multiplied by a gate" in recording.notes[0]
         return
