@@ -129,8 +129,7 @@ def test_requested_attentions_are_all_there_whatever_is_stored():
         assert torch.equal(output.attentions[layer].dense(), whole.map(layer).dense())
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "t5", "gpt_oss"])
-@pytest.mark.parametrize("heads", [[3], [2, 0]])
+@pytest.mark.parametrize(("name", "heads"), [("gpt2", [3]), ("llama", [2, 0]), ("t5", [2, 0]), ("gpt_oss", [3])])
 @pytest.mark.usefixtures("float64_models")
 def test_chosen_heads_are_those_of_the_whole(name, heads):
     model, given = make_model_and_inputs(name, dtype=torch.float64)
@@ -307,9 +306,10 @@ DROPOUT = {
 }
 
 
-@pytest.mark.parametrize("reentrant", [None, True, False], ids=["plain", "reentrant", "not reentrant"])
-@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", DROPOUT)
+@pytest.mark.parametrize(
+    ("name", "implementation", "reentrant"),
+    [(name, ("sdpa", "eager")[(n + m) % 2], (None, True, False)[m]) for n, name in enumerate(DROPOUT) for m in range(3)],
+)
 def test_a_step_of_training_is_the_same_to_the_bit(name, implementation, reentrant):
     inner, given = make_model_and_inputs(name, attn_implementation=implementation, **DROPOUT[name])
     model = Head(inner).train()
@@ -357,8 +357,16 @@ def test_under_autocast_the_map_is_of_what_the_kernel_saw():
         assert torch.equal(recording.map(layer).planes.request.k, k)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("name", ["llama", "gemma2", "t5"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("llama", torch.bfloat16),
+        ("llama", torch.float16),
+        ("llama", torch.float64),
+        ("gemma2", torch.float16),
+        ("t5", torch.bfloat16),
+    ],
+)
 def test_a_model_of_any_dtype_is_recorded_in_it(name, dtype):
     model, given = make_model_and_inputs(name, dtype=dtype)
     outside, _ = run(model, given)

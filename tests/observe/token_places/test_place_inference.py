@@ -156,9 +156,7 @@ class UnevenSides(nn.Module):
         return self.cut(F.pad(pixels, (0, -sides[1] % 4, 0, -sides[0] % 4)) if self.pads else pixels)
 
 
-@pytest.mark.parametrize("window", [None, 2])
-@pytest.mark.parametrize("pads", [False, True])
-@pytest.mark.parametrize("size", [(30, 29), (31, 16)])
+@pytest.mark.parametrize(("size", "pads", "window"), [((30, 29), False, None), ((30, 29), True, 2), ((31, 16), True, None)])
 def test_sides_that_are_no_multiples_of_a_patch_are_found_padded_or_cut_off(size, pads, window):
     torch.manual_seed(0)
     layer = Attention() if window is None else Squares("window_size", False)
@@ -172,67 +170,6 @@ def test_sides_that_are_no_multiples_of_a_patch_are_found_padded_or_cut_off(size
         after = run(model, {"pixels": change_pixel(pixels, 4 * row, 4 * column)})
         _, token = found = grid.find_token(row, column, before[name][0].map.shape[3])
         assert find_changed_keys(before, after, name) == {found if window is not None else (0, token)}
-
-
-class ShiftedWindows(nn.Module):
-    """Patches in windows of 4 x 4 that are shifted by 2, of a grid that is padded before it is shifted, or after as in timm."""
-
-    window_size, shift_size = 4, 2
-
-    def __init__(self, shifts_first):
-        super().__init__()
-        self.shifts_first, self.cut, self.attend = (
-            shifts_first,
-            nn.Conv2d(3, 8, 2, 2),
-            nn.MultiheadAttention(8, 2, batch_first=True),
-        )
-        nn.init.normal_(self.attend.in_proj_bias)
-
-    def forward(self, pixels):
-        x = self.cut(pixels)
-        steps = [lambda x: x.roll((-2, -2), (2, 3)), lambda x: nn.functional.pad(x, (0, -x.shape[3] % 4, 0, -x.shape[2] % 4))]
-        for step in steps if self.shifts_first else reversed(steps):
-            x = step(x)
-        x = x.unflatten(3, (-1, 4)).unflatten(2, (-1, 4)).permute(0, 2, 4, 3, 5, 1).reshape(-1, 16, 8)
-        return self.attend(x, x, x)[0]
-
-
-@pytest.mark.parametrize("shifts_first", [False, True])
-@pytest.mark.parametrize("size", [(20, 28), (16, 24)])
-def test_windows_are_found_whether_the_grid_is_padded_before_it_is_shifted_or_after(shifts_first, size):
-    torch.manual_seed(0)
-    model, pixels = nn.Sequential(ShiftedWindows(shifts_first)).double().eval(), torch.randn(1, 3, *size, dtype=torch.float64)
-    before = run(model, {"input": pixels})
-    (layer,) = before.layers()
-    (grid,) = before.axis_places(0)[1]
-    for row, column in ((0, 0), (7, 1), (5, 11)):
-        after = run(model, {"input": change_patch(pixels, row, column, size=2)})
-        assert find_changed_keys(before, after, layer) == {grid.find_token(row, column, 16)}
-
-
-class Reading(nn.Module):
-    """Patches look at the words of a prompt, and words at what queries made of the patches, all of them 16 or 17."""
-
-    def __init__(self):
-        super().__init__()
-        self.cut = nn.Conv2d(3, 8, 4, 4)
-        self.read, self.attn_pool, self.cross = (nn.MultiheadAttention(8, 2, batch_first=True) for _ in range(3))
-        self.queries = nn.Parameter(torch.randn(1, 17, 8))
-
-    def forward(self, pixels, words):
-        x = self.cut(pixels).flatten(2).mT
-        made = self.attn_pool(self.queries.expand(len(x), -1, -1), x, x)[0][:, 1:]
-        made = made + self.read(x, words, words)[0]
-        return self.cross(words, made, made)[0]
-
-
-@pytest.mark.parametrize("words", [16, 5])
-def test_words_and_learned_queries_that_are_as_many_as_the_patches_have_no_places(words):
-    torch.manual_seed(0)
-    given = {"pixels": torch.randn(1, 3, 16, 16), "words": torch.randn(1, words, 8)}
-    recording = run(Reading().eval(), given)
-    assert recording.axis_places("read", kind="cross") == recording.axis_places("cross", kind="cross") == ([], [])
-    assert (recording.places or {}) == ({} if words == 16 else {"attn_pool": PatchGrid(4, 4, 0)})
 
 
 class Pooling(nn.Module):
@@ -336,14 +273,6 @@ def test_two_images_of_a_text_are_two_grids():
     recording = run(model, {"input_ids": ids, "pixel_values": torch.randn(2, 3, 12, 12, dtype=torch.float64)})
     grids = recording.axis_places(0, part="language_model")[1]
     assert [(grid.rows, grid.columns, grid.start) for grid in grids] == [(3, 3, 1), (3, 3, 11)]
-
-
-def test_the_words_of_paligemma_look_at_its_patches():
-    model, given = build("paligemma")
-    recording = run(model, given)
-    part = next(part for part in recording.last.parts if "language" in part)
-    (grid,) = recording.axis_places(0, part=part)[1]
-    assert (grid.rows, grid.columns, grid.start) == (3, 3, 2)
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl"])
@@ -457,11 +386,6 @@ def test_places_that_were_set_by_hand_stay():
     assert recording.places == PatchGrid(9, 1)
 
 
-def test_a_text_alone_has_no_places():
-    model, given = build("llama")
-    assert run(model, given).places is None
-
-
 def make_pixels(size, *batch):
     return torch.randn(*batch, 3, size, size, dtype=torch.float64)
 
@@ -511,8 +435,7 @@ def test_pooled_patches_and_the_tiles_of_an_image_are_found_in_the_text():
 PINPOINTS = [[8, 16], [16, 8], [16, 16], [8, 24]]
 
 
-@pytest.mark.parametrize("size", [(11, 30), (30, 11), (20, 21), (9, 40)])
-@pytest.mark.parametrize("is_generation", [False, True])
+@pytest.mark.parametrize(("size", "is_generation"), [((11, 30), False), ((30, 11), True), ((20, 21), False), ((9, 40), False)])
 def test_joined_tiles_without_their_padding_are_the_tokens_that_the_model_puts_there(size, is_generation):
     """The model itself puts numbered features of the tiles in their places."""
     from transformers import LlavaNextConfig, LlavaNextForConditionalGeneration
@@ -682,8 +605,10 @@ def check_moved_keys(model, layers, size=(16, 24)):
     return before
 
 
-@pytest.mark.parametrize("special", [None, "cls_token"])
-@pytest.mark.parametrize("stem", ["rows", "axes", "stated", "overlapping", "strided"])
+@pytest.mark.parametrize(
+    ("stem", "special"),
+    [("rows", None), ("axes", "cls_token"), ("stated", None), ("overlapping", None), ("strided", "cls_token")],
+)
 def test_patches_that_einops_a_linear_layer_or_strides_cut_have_their_places(stem, special):
     torch.manual_seed(0)
     model = Layers(find_stem(stem), Attention(), Attention(), special=special)
@@ -703,8 +628,7 @@ def test_layers_of_mixed_heads_have_places_and_so_have_the_keys_that_a_class_tok
     assert before.axis_places("layers.1")[0] == []  # its query is the class token
 
 
-@pytest.mark.parametrize("stem", ["rows", "strided"])
-@pytest.mark.parametrize("width", [8, 32, 48])
+@pytest.mark.parametrize(("stem", "width"), [("rows", 32), ("strided", 8)])
 def test_channels_have_no_places_though_they_are_as_many_as_patches(stem, width):
     layers = [nn.Linear(8, width), Attention(width, of="channels")]
     recording = run(Layers(find_stem(stem), *layers).eval(), {"pixels": torch.randn(2, 3, 16, 16)})
@@ -724,53 +648,6 @@ def test_keys_that_a_convolution_pools_are_patches_of_a_coarser_grid(stem):
     for row, column in ((0, 0), (1, 4), (3, 2)):
         after = run(model, {"pixels": change_pixel(pixels, 8 * row, 8 * column)})
         assert find_moved_key(before, after, "layers.0") == grid.find_token(row, column, 24)
-
-
-def test_keys_that_are_pooled_in_the_order_of_the_tokens_have_no_places():
-    model = Layers(find_stem("strided"), Attention(pool=nn.AvgPool1d(4, 4))).eval()  # as many as a coarser grid has
-    assert run(model, {"pixels": torch.randn(1, 3, 32, 32)}).places is None
-
-
-class KeepTokens(nn.Module):
-    """Keeps a quarter of the tokens, as masked autoencoders do."""
-
-    def forward(self, x):
-        return x[:, torch.randperm(x.shape[1])[: x.shape[1] // 4]]
-
-
-@pytest.mark.parametrize("stem", ["rows", "overlapping", "strided"])
-def test_a_quarter_of_the_patches_is_not_taken_for_a_coarser_grid(stem):
-    model = Layers(find_stem(stem), KeepTokens(), Attention()).eval()
-    recording = run(model, {"pixels": torch.randn(1, 3, 32, 32)})
-    assert recording.map(0).shape[2] == 16
-    assert recording.places is None
-
-
-class SplitUnits(nn.Module):
-    """Sorts tokens into units of 2 x 2 that are batch rows, or joins these without sorting them back, as Hiera does."""
-
-    def __init__(self, joins):
-        super().__init__()
-        self.joins = joins
-
-    def forward(self, x):
-        if self.joins:
-            return x.reshape(2, -1, 8)
-        side = int(x.shape[1] ** 0.5)
-        return x.view(2, side // 2, 2, side // 2, 2, 8).transpose(2, 3).reshape(-1, 4, 8)
-
-
-@pytest.mark.parametrize("layers", [None, [1]])
-def test_tokens_that_were_sorted_into_units_before_are_not_taken_for_rows(layers):
-    torch.manual_seed(0)
-    model = Layers(find_stem("strided"), SplitUnits(False), Attention(), SplitUnits(True), Attention()).double().eval()
-    pixels = torch.randn(2, 3, 16, 16, dtype=torch.float64)
-    before = run(model, {"pixels": pixels}, layers=layers)
-    (grid,) = before.axis_places("layers.3")[1]
-    assert (grid.rows, grid.columns, grid.order[0][:6]) == (4, 4, (0, 1, 4, 5, 2, 3))
-    for row, column in ((0, 0), (1, 2), (3, 1)):
-        after = run(model, {"pixels": change_pixel(pixels, 4 * row, 4 * column)}, layers=layers)
-        assert find_moved_key(before, after, "layers.3")[1] == grid.find_token(row, column, 16)[1]  # in either image
 
 
 def test_segformer_has_places_for_the_keys_that_it_pools():
@@ -821,26 +698,6 @@ def test_a_module_that_is_called_with_patches_and_with_other_tokens_has_no_place
     recording = run(Layers(find_stem("rows"), Twice()).eval(), {"pixels": torch.randn(1, 3, 16, 16)})
     assert tuple(call.map.shape[3] for call in recording.calls) == counts
     assert recording.places is None
-
-
-class TwoScales(nn.Module):
-    """Patches of 4 x 4 or of 8 x 8 pixels, as in CrossViT."""
-
-    def __init__(self, is_coarse):
-        super().__init__()
-        self.is_coarse, self.fine, self.coarse = is_coarse, find_stem("rows"), Stated(8)
-
-    def forward(self, pixels):
-        return self.coarse(pixels) if self.is_coarse else self.fine(pixels)
-
-
-def test_patches_of_either_scale_have_their_places_but_not_channels_that_are_as_many():
-    pixels = torch.randn(1, 3, 16, 16)
-    for is_coarse, of, count in ((False, "tokens", 16), (True, "tokens", 4), (False, "channels", 4)):
-        recording = run(Layers(TwoScales(is_coarse), Attention(of=of)).eval(), {"pixels": pixels})
-        assert recording.map(0).shape[3] == count
-        side = int(count**0.5)
-        assert recording.axis_places(0)[1] == ([] if of == "channels" else [PatchGrid(side, side, 0)])
 
 
 def test_a_generation_that_writes_the_token_of_an_image_keeps_the_places_of_its_prompt():
