@@ -119,14 +119,6 @@ def test_the_same_sentence_again_and_another_one_are_runs_of_their_own():
     assert first.shape == (B, 1, T, S)
 
 
-def test_keys_of_another_sentence_are_not_taken_for_a_step():
-    model, (start, keys) = Decoder("over"), draw_inputs()
-    with record(model) as recording:
-        model(start[:, 0], keys)
-        model(start[:, 1], keys.roll(1, 2))
-    assert [run.map(0, kind="cross").shape for run in recording.runs] == [(B, 1, T, S)] * 2
-
-
 @pytest.mark.parametrize("whole", [True, False])
 def test_rows_that_move_are_followed_by_their_keys(whole):
     model, (start, keys) = Decoder("over"), draw_inputs()
@@ -171,13 +163,6 @@ def test_a_search_that_nobody_reports_is_detected(recwarn):
     assert not search(moved=False)
     assert "have been swapped" in search(moved=True)[0]
     assert len(recwarn) == 1
-
-
-def test_a_source_of_one_word_is_a_source():
-    model = make_translator("additive")
-    with record(model) as recording:
-        model(*pad_sentences(sentences(1)), torch.randint(0, VOCABULARY, (1, 3)))
-    assert recording.map(0, kind="cross").shape == (1, 1, 3, 1)
 
 
 class Plain(nn.Module):

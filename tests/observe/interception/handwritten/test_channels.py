@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from observe.recording_checks import EQUAL, record_and_compare
 
 pytestmark = pytest.mark.usefixtures("in_float64")
-B, T, C, D, NEAR, STEPS = 2, 7, 12, 4, 3, 3
+B, T, C, D, NEAR = 2, 7, 12, 4, 3
 PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "einsum": lambda weights, values: torch.einsum("bqkc,bqkc->bqc", weights, values),
     "sum of a product": lambda weights, values: (weights * values).sum(2),
@@ -89,44 +89,3 @@ def test_exponentials_of_other_scores_are_weights_as_they_are_and_divided(form, 
     recording, _ = record_and_compare(nn.Sequential(part), lambda m: m(torch.randn(B, T, C)))
     maps = recording.map(0, kind="self" if is_divided else "implicit").dense()
     torch.testing.assert_close(maps[:, 0], part.weights, rtol=0, atol=EQUAL)
-
-
-def weigh_channels(query: nn.Linear, key: nn.Linear, x: Tensor) -> Tensor:
-    return torch.sigmoid(query(x)[:, :, None] + key(x)[:, None])
-
-
-def test_gates_of_each_channel_of_a_pair_are_weights():
-    class Gates(nn.Module):
-        """A gate of each channel of a neighbor. https://arxiv.org/abs/1711.07553"""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.query, self.key, self.value = nn.Linear(C, D), nn.Linear(C, D), nn.Linear(C, D)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return (weigh_channels(self.query, self.key, x) * self.value(x)[:, None]).sum(2)
-
-    part, x = Gates(), torch.randn(B, T, C)
-    recording, _ = record_and_compare(nn.Sequential(part), lambda m: m(x))
-    weights = weigh_channels(part.query, part.key, x).permute(0, 3, 1, 2)
-    torch.testing.assert_close(recording.map(0, kind="implicit").dense(), weights, rtol=0, atol=EQUAL)
-
-
-@pytest.mark.parametrize("is_learned", [False, True])
-def test_places_of_a_grid_are_queries_of_the_tokens_near_them(is_learned):
-    class Splat(nn.Module):
-        """Tokens that are added up at the places of a grid, each by how near a number of it is."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            grid = torch.linspace(-1, 1, STEPS)
-            self.place, self.grid = nn.Linear(C, 1), nn.Parameter(grid) if is_learned else nn.Buffer(grid)
-
-        def forward(self, x: Tensor) -> Tensor:
-            weights = torch.exp(-((self.place(x) - self.grid) ** 2))
-            self.weights = weights.detach().mT
-            return weights.mT @ x
-
-    part = Splat()
-    recording, _ = record_and_compare(nn.Sequential(part), lambda m: m(torch.randn(B, T, C)))
-    torch.testing.assert_close(recording.map(0, kind="implicit").dense()[:, 0], part.weights, rtol=0, atol=EQUAL)
