@@ -81,16 +81,6 @@ def test_a_query_without_its_only_key_does_not_look_at_those_that_a_finite_numbe
     assert not recording.map(0)[:, :, 0].any()
 
 
-def test_edges_are_cut_by_position_while_a_cache_grows():
-    model, tokens = gpt2(), words(1, 11)
-    settings = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
-    with intervene(model, CutEdges(slice(13, 15), slice(0, 4))), record(model) as recording:
-        model.generate(tokens, **settings)
-    weights = recording.map(1).dense()
-    assert not weights[:, :, 13:15, :4].any()
-    assert weights[:, :, 12, :4].all()
-
-
 def run_in_steps(model, tokens, prompt):
     """The logits from the last token of the prompt on, of one forward for the prompt and one for each later token."""
     step = model(tokens[:, :prompt], use_cache=True)
@@ -396,15 +386,6 @@ def test_the_warning_says_that_attention_without_a_softmax_stays_unchanged():
         assert torch.equal(model(x), expected)
 
 
-def test_a_number_of_a_layer_of_the_encoder_and_one_of_the_decoder_is_refused():
-    model = bart()
-    inputs = {"input_ids": words(2, 11), "decoder_input_ids": words(2, 5)}
-    with intervene(model, KnockOut(0)), pytest.raises(ConfigError, match=r"layer 0 is both .*encoder.* and .*decoder.*: pass"):
-        model(**inputs)
-    with intervene(model, KnockOut(2)):  # the encoder has two layers
-        model(**inputs)
-
-
 def test_an_error_of_a_later_forward_says_which_one_it_is():
     model = bart()
     given = {"input_ids": words(1, 7), "decoder_input_ids": words(1, 3)}
@@ -474,18 +455,6 @@ def test_a_patched_output_is_the_context_of_the_other_forward(heads, queries):
     assert not torch.allclose(patched, logits(model, corrupted), **KEPT)
 
 
-def test_weights_of_some_queries_are_patched():
-    model, clean, corrupted = gpt2(), words(1, 9), words(1, 10)[:, 1:]
-    recording, _ = record_values(model, clean)
-    with record(model, keep="values") as own:
-        plain = logits(model, corrupted)
-    with intervene(model, Patch(recording, layer=0, head=1, queries=[6])):
-        patched = logits(model, corrupted)
-    torch.testing.assert_close(patched[:, :6], plain[:, :6], **KEPT)
-    assert not torch.allclose(patched[:, 6], plain[:, 6], **KEPT)
-    assert own.map(0).shape == recording.map(0).shape
-
-
 @pytest.mark.parametrize(
     ("make", "queries", "of"),
     [
@@ -522,29 +491,6 @@ def test_weights_on_keys_that_a_call_does_not_have_are_not_patched():
         model(tokens[:, :6])
 
 
-def test_a_mean_of_a_source_is_that_of_all_its_rows_and_queries():
-    model, tokens, others = gpt2(), words(1, 9), words(4, 12)
-    source, _ = record_values(model, others)
-    context = source.map(1) @ source.values(1)
-    with intervene(model, KnockOut(1, 2, by="mean", source=source)):
-        found = logits(model, tokens)
-    mean = context.mean((0, 2)).flatten().expand(1, 9, -1)
-    handle = keep_projection(model, 1, [2], slice(None), mean)
-    torch.testing.assert_close(found, logits(model, tokens), **KEPT)
-    handle.remove()
-
-
-def test_samples_of_a_source_are_its_rows_in_turn():
-    model, tokens, others = gpt2(), words(3, 9), words(2, 12)
-    source, _ = record_values(model, others)
-    context = (source.map(1) @ source.values(1)).transpose(1, 2).flatten(2)
-    with intervene(model, KnockOut(1, [0, 2], by="resample", source=source)):
-        found = logits(model, tokens)
-    handle = keep_projection(model, 1, [0, 2], slice(None), context[[0, 1, 0], :9])
-    torch.testing.assert_close(found, logits(model, tokens), **KEPT)
-    handle.remove()
-
-
 @pytest.mark.parametrize("by", ["mean", "resample"])
 def test_a_source_of_several_forwards_has_the_rows_of_all_of_them(by):
     model, tokens = gpt2(), words(5, 9)
@@ -559,22 +505,6 @@ def test_a_source_of_several_forwards_has_the_rows_of_all_of_them(by):
     handle = keep_projection(model, 1, [0, 2], slice(None), mean if by == "mean" else rows)
     torch.testing.assert_close(found, logits(model, tokens), **KEPT)
     handle.remove()
-
-
-def test_a_source_of_a_model_around_this_one_has_the_rows_of_all_its_forwards():
-    model, tokens = gpt2(), words(2, 9)
-    outer, texts = torch.nn.Sequential(model), (words(2, 12), words(1, 10))
-    sources = []
-    for one in (model, outer):
-        with torch.no_grad(), record(one, keep="values") as source:
-            for others in texts:
-                one(others)
-        sources.append(source)
-    found = []
-    for source in sources:
-        with intervene(model, KnockOut(1, 2, by="mean", source=source)):
-            found.append(logits(model, tokens))
-    torch.testing.assert_close(*found, **KEPT)
 
 
 @pytest.mark.parametrize("of", ["weights", "output", "residual"])

@@ -291,24 +291,6 @@ def test_a_backward_pass_in_another_thread_runs_nothing_that_was_not_seen():
     assert not recording.missed
 
 
-class Branches(nn.Module):
-    """Runs its parts in threads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.parts = nn.ModuleList([Attention(), Attention()])
-
-    def forward(self, x: Tensor) -> Tensor:
-        with ThreadPoolExecutor(2) as pool:
-            return sum(pool.map(lambda part: part(x), self.parts))
-
-
-def test_parts_that_run_in_threads_of_their_own_are_missed():
-    recording, _ = record_and_compare(Branches(), lambda m: m(X), missing=True)
-    assert {one.module for one in recording.missed} == {"parts.0", "parts.1"}
-    assert all("thread" in one.reason for one in recording.missed)
-
-
 def test_copies_and_pickles_made_inside_the_block_hold_nothing_of_ours():
     model = Model()
     before = {name: dict(vars(part)) for name, part in model.named_modules()}
@@ -416,22 +398,3 @@ def test_nothing_breaks_where_attention_cannot_be_recorded(monkeypatch):
     monkeypatch.setattr(KVHistory, "__init__", fails)
     recording, _ = record_and_compare(Model(), lambda m: m(X), missing=True)
     assert "broken" in recording.missed[0].reason
-
-
-@pytest.mark.slow
-def test_replicas_of_data_parallel_are_missed():
-    model = Model()
-
-    class Parallel(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.module = model
-
-        def forward(self, x: Tensor) -> Tensor:
-            replica = self.module.first._replicate_for_data_parallel()
-            replica.project = self.module.first.project
-            with ThreadPoolExecutor(1) as pool:
-                return pool.submit(replica, x).result()
-
-    recording, _ = record_and_compare(Parallel(), lambda m: m(X), missing=True)
-    assert "thread" in recording.missed[0].reason

@@ -223,15 +223,6 @@ def test_words_that_were_guessed_wrongly_leave_the_map_with_the_cache(name):
         assert (recording.map(layer).dense() - expected.map(layer).dense()).abs().max() < EQUAL
 
 
-def test_a_model_that_guesses_for_another_is_not_recorded():
-    model, given = make_model_and_inputs("gpt2")
-    helper, _ = make_model_and_inputs("gpt2")
-    with record(model) as recording:
-        generate(model, {"input_ids": given["input_ids"][:1]}, assistant_model=helper)
-    assert len(recording.runs) == 1
-    assert recording.map(0).shape[2] in range(T + STEPS - 4, T + STEPS)
-
-
 @torch.no_grad()
 def test_rows_that_leave_the_batch_leave_the_map():
     model, given = make_model_and_inputs("llama")

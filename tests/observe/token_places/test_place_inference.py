@@ -26,7 +26,6 @@ PATCH = 4  # pixels, in the images of the families
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
 WORDED = {**SMALL, "vocab_size": 60, "num_key_value_heads": 2, "max_position_embeddings": 64, "head_dim": 8}
-SPEECH = {"layers": 2, "attention_heads": 2, "ffn_dim": 8}
 SIGLIP = {**SMALL, "image_size": 16, "patch_size": 2}
 
 
@@ -172,27 +171,6 @@ def test_sides_that_are_no_multiples_of_a_patch_are_found_padded_or_cut_off(size
         assert find_changed_keys(before, after, name) == {found if window is not None else (0, token)}
 
 
-class Pooling(nn.Module):
-    """Queries look at patches, beside a mask of the pixels or a prompt that is not read."""
-
-    def __init__(self):
-        super().__init__()
-        self.cut, self.queries = nn.Conv2d(3, 8, 4, 4), nn.Parameter(torch.randn(1, 3, 8))
-        self.pool = nn.MultiheadAttention(8, 2, batch_first=True)
-
-    def forward(self, pixels, other):
-        x = self.cut(pixels).flatten(2).mT
-        return self.pool(self.queries.expand(len(x), -1, -1), x, x)[0]
-
-
-@pytest.mark.parametrize("is_nested", [False, True])
-def test_patches_beside_a_mask_of_as_many_rows_of_pixels_or_nested_words_have_their_places(is_nested):
-    words = torch.nested.nested_tensor([torch.ones(5, 8), torch.ones(3, 8)], layout=torch.jagged)
-    other = words if is_nested else torch.ones(2, 16, 16)
-    recording = run(Pooling().eval(), {"pixels": torch.randn(2, 3, 16, 16), "other": other})
-    assert recording.axis_places("pool", kind="cross") == ([], [PatchGrid(4, 4, 0)])
-
-
 def test_patches_that_look_at_other_tokens_keep_their_places():
     torch.manual_seed(0)
     sizes = {"image_size": 32, "patch_size": 4, "output_channels": 8, "num_pos_feats": 4}
@@ -319,21 +297,6 @@ def test_rows_of_a_batch_that_have_images_of_the_same_sizes_have_the_same_places
     assert len(recording.axis_places(0, part="visual")[1]) == 4
 
 
-def test_packed_patches_that_a_model_merges_after_its_tower_are_not_taken_for_blocks():
-    from transformers import PaddleOCRVLConfig, PaddleOCRVLForConditionalGeneration
-
-    torch.manual_seed(0)
-    text = {**WORDED, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}}
-    vision = {**SMALL, "patch_size": 4, "image_size": 32, "spatial_merge_size": 2}
-    config = PaddleOCRVLConfig(text_config=text, vision_config=vision, image_token_id=50)
-    model = PaddleOCRVLForConditionalGeneration(config).eval().double()
-    ids = place_ids(6)
-    given = {"input_ids": ids, "pixel_values": make_pixels(4, 24), "image_grid_thw": torch.tensor([[1, 4, 6]])}
-    recording = run(model, {**given, "mm_token_type_ids": (ids == 50).int()})  # its patches come row by row
-    assert recording.axis_places(0, part="visual") == ([], [])
-    assert recording.axis_places(0, part="language_model")[1] == [PatchGrid(2, 3, 2)]
-
-
 def test_packed_patches_that_a_model_sorts_into_windows_are_found_there():
     family = next(family for family in FAMILIES if family.name == "qwen2_5_vl")
     settings = {**family.settings, "vision_config": {**family.settings["vision_config"], "window_size": 8}}
@@ -362,20 +325,6 @@ def test_frames_of_whisper_and_wav2vec2_have_their_times():
     assert recording.axis_places(0, part="decoder")[1] == []
     model, given = build("wav2vec2")
     assert run(model, given).axis_places(0)[1] == [AudioFrames(4 * 2 / 16_000)]
-
-
-def test_a_model_that_hears_samples_and_writes_words_has_frames_in_its_encoder_and_cross_attention_alone():
-    from transformers import SpeechT5Config, SpeechT5ForSpeechToText
-
-    sizes = {f"{part}_{name}": n for part in ("encoder", "decoder") for name, n in SPEECH.items()}
-    cut = {"conv_dim": (8, 8), "conv_stride": (4, 2), "conv_kernel": (4, 2), "num_feat_extract_layers": 2}
-    positions = {"num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 2}
-    model = SpeechT5ForSpeechToText(SpeechT5Config(hidden_size=16, vocab_size=37, **sizes, **cut, **positions)).eval()
-    recording = run(model, {"input_values": torch.randn(1, 800), "decoder_input_ids": torch.tensor([[2, 7, 5]])})
-    frames = AudioFrames(8 / 16_000)
-    assert recording.axis_places(0, part="encoder") == ([frames], [frames])
-    assert recording.axis_places(0, part="decoder") == ([], [])
-    assert recording.axis_places(0, "cross") == ([], [frames])
 
 
 def test_places_that_were_set_by_hand_stay():
@@ -682,22 +631,6 @@ def test_squares_of_tokens_are_windows_unless_their_queries_are_of_all(attribute
     assert before.axis_places(0)[1][0].windows == 4
     other = Layers(find_stem("strided"), Squares(attribute, True)).eval()
     assert run(other, {"pixels": torch.randn(1, 3, 16, 16)}).places is None
-
-
-@pytest.mark.parametrize("counts", [(16, 5), (5, 16)])
-def test_a_module_that_is_called_with_patches_and_with_other_tokens_has_no_places(counts):
-    class Twice(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.attend = Attention()
-
-        def forward(self, x):
-            first, _ = [self.attend(x[:, :count]) for count in counts]
-            return first
-
-    recording = run(Layers(find_stem("rows"), Twice()).eval(), {"pixels": torch.randn(1, 3, 16, 16)})
-    assert tuple(call.map.shape[3] for call in recording.calls) == counts
-    assert recording.places is None
 
 
 def test_a_generation_that_writes_the_token_of_an_image_keeps_the_places_of_its_prompt():

@@ -367,16 +367,6 @@ def test_as_many_queries_as_heads_of_a_bmm_are_no_batch(queries, keys):
     check_heads(Layer(attend), torch.randn(1, queries, C), torch.randn(1, keys, C))
 
 
-@pytest.mark.parametrize("shape", [(3, 6, 4), (6, 3, 4)])  # heads before the tokens, which mixes them, or of each token
-def test_heads_that_a_view_mixes_with_tokens_are_read_by_their_dimensions(shape):
-    def attend(project: nn.ModuleList, x: Tensor) -> tuple[Tensor, Tensor]:
-        q, k, v = (part(x).view(len(x), *shape) for part in project)
-        k, v = (part.repeat_interleave(1, 1) for part in (k, v))
-        return (weights := (q @ k.mT / 2).softmax(-1)), (weights @ v).flatten(1)
-
-    check_heads(Layer(attend, 12, 12, 12), torch.randn(2, 6, C))
-
-
 def test_heads_of_an_input_with_an_axis_of_heads_are_no_batch():
     class HeadInputs(nn.Module):
         """A layer of tokens (b, t, h, c), each head of which is projected and shifted for itself."""
