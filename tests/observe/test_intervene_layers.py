@@ -109,6 +109,7 @@ def test_a_number_is_that_of_the_map_in_the_order_in_which_layers_run(order, bui
             once = model(x)
             assert n or torch.equal(model(x), once)
         assert (once - model(x, left_out=n)).abs().max() < EQUAL
+    for n in (1, len(ORDERS[order]) - 1):
         with intervene(model, CutEdges(queries=3, keys=[1, 2], layer=n, kind=kind)), record(model) as cut:
             model(x)
         are_cut = [not cut.map(one, kind=kind).dense()[:, :, 3, 1:3].any() for one in range(len(ORDERS[order]))]
@@ -125,7 +126,7 @@ def test_a_path_means_all_runs_of_its_module(order):
         assert (found - model(x, order=kept)).abs().max() < EQUAL
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", [*ORDERS][::2])
 def test_record_keeps_the_layer_of_a_number(order):
     model, x = Steps(ORDERS[order]).eval(), torch.randn(B, T, C)
     with record(model) as plain:
@@ -287,7 +288,7 @@ def test_layers_of_albert_are_numbered_as_its_maps_are():
     with record(model) as recording:
         model(tokens)
     assert recording.layers() == names
-    for n in range(4):
+    for n in (1, 2):
         with intervene(model, CutEdges(queries=3, keys=[1, 2], layer=n)), record(model) as cut:
             model(tokens)
         assert [not cut.map(one).dense()[:, :, 3, 1:3].any() for one in range(4)] == [one == n for one in range(4)]
@@ -318,7 +319,7 @@ def test_the_residual_stream_of_a_run_of_a_module_is_patched():
     model, tokens, others = albert(), words(2, T), words(2, T + 1)[:, 1:]
     with torch.no_grad(), record(model, keep="residual") as source:
         model(others)
-    for n in range(4):
+    for n in (1, 2):
         with torch.no_grad(), intervene(model, Patch(layer=n, recording=source, of="residual", queries=[2, 3])):
             found = model(tokens).last_hidden_state
         turns = []

@@ -12,8 +12,8 @@ from regard.observe.interception.pixels.pixel_positions import PixelPositions, l
 from run_limits import limit_examples
 
 SIDE = 3  # pixels of a patch
-FEW = settings(max_examples=limit_examples(12), deadline=None)
-MOST = 6  # patches that are changed, of an image with more
+FEW = settings(max_examples=limit_examples(8), deadline=None)
+MOST = 4  # patches that are changed, of an image with more
 
 
 class Attention(nn.Module):
