@@ -243,13 +243,6 @@ def test_layers_are_numbered_in_the_run_that_the_number_depends_on():
         recording.attribute(numbers[0], layers=[2])
 
 
-def test_an_ellipsis_is_all_queries_of_a_relevance():
-    model = regard.GPT2(regard.GPT2Config(layers=2, heads=2, width=8, context=12, vocabulary=30)).double()
-    with regard.record(model, keep="values") as recording:
-        found = recording.attribute(model(torch.arange(10).unsqueeze(0))[0, -1, 3])
-    assert torch.equal(found.relevance(...), found.relevance(slice(None)))
-
-
 @pytest.mark.parametrize("layers", [None, [1]])
 def test_a_number_of_an_earlier_forward_has_the_maps_of_that_forward(layers):
     model = regard.GPT2(regard.GPT2Config(layers=2, heads=2, width=8, context=12, vocabulary=30)).double()

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import AlbertConfig, AlbertModel
 
-from observe.models import bart, gpt2, words
+from observe.models import gpt2, words
 from observe.recording_checks import EQUAL
 from regard import ConfigError, CutEdges, KnockOut, Patch, effects, heads, intervene, record
 
@@ -76,7 +76,7 @@ class Steps(nn.Module):
 
 ORDERS = {
     "groups of one module": ["groups.0.attn", "groups.0.attn", "groups.1.attn", "groups.1.attn"],
-    "a loop over two modules": ["layers.0.attn", "layers.1.attn"] * 3,
+    "a loop over two modules": ["layers.0.attn", "layers.1.attn"] * 2,
     "a stem of its own": ["stem.attn", "blocks.0.attn", "blocks.1.attn", "blocks.2.attn"],
     "towers": ["text.0.attn", "text.1.attn", "vision.0.attn", "vision.1.attn", "vision.2.attn"],
     "kinds of blocks in turn": ["layers.0.local", "layers.1.wide", "layers.2.local", "layers.3.wide"],
@@ -92,8 +92,13 @@ def no_warnings():
         yield
 
 
-@pytest.mark.parametrize(("build", "kind"), [(Attention, "self"), (Relu, "implicit")])
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    ("order", "build", "kind"),
+    [
+        *((order, Attention, "self") for order in ORDERS),
+        *((order, Relu, "implicit") for order in ("groups of one module", "towers")),
+    ],
+)
 def test_a_number_is_that_of_the_map_in_the_order_in_which_layers_run(order, build, kind):
     model, x = Steps(ORDERS[order], build).eval(), torch.randn(B, T, C)
     with record(model) as plain:
@@ -101,9 +106,10 @@ def test_a_number_is_that_of_the_map_in_the_order_in_which_layers_run(order, bui
     assert plain.layers(kind) == ORDERS[order]
     for n in range(len(ORDERS[order])):
         with intervene(model, KnockOut(layer=n, kind=kind)):
-            once, again = model(x), model(x)
+            once = model(x)
+            assert n or torch.equal(model(x), once)
         assert (once - model(x, left_out=n)).abs().max() < EQUAL
-        assert torch.equal(once, again)
+    for n in (1, len(ORDERS[order]) - 1):
         with intervene(model, CutEdges(queries=3, keys=[1, 2], layer=n, kind=kind)), record(model) as cut:
             model(x)
         are_cut = [not cut.map(one, kind=kind).dense()[:, :, 3, 1:3].any() for one in range(len(ORDERS[order]))]
@@ -120,7 +126,7 @@ def test_a_path_means_all_runs_of_its_module(order):
         assert (found - model(x, order=kept)).abs().max() < EQUAL
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", [*ORDERS][::2])
 def test_record_keeps_the_layer_of_a_number(order):
     model, x = Steps(ORDERS[order]).eval(), torch.randn(B, T, C)
     with record(model) as plain:
@@ -135,8 +141,7 @@ def test_record_keeps_the_layer_of_a_number(order):
             assert one.layers() == [path]
 
 
-@pytest.mark.parametrize("of", ["weights", "output"])
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(("order", "of"), [(order, ("weights", "output")[n % 2]) for n, order in enumerate(ORDERS)])
 def test_a_patch_takes_what_the_same_run_of_the_module_did(order, of):
     model, x, other = Steps(ORDERS[order]).eval(), torch.randn(B, T, C), torch.randn(B, T, C)
     with torch.no_grad(), record(model, keep="values") as source:
@@ -199,14 +204,6 @@ def test_a_number_of_the_encoder_alone_is_refused_where_numbers_count_the_decode
     with intervene(model, KnockOut(layer="encoder.2.attn")):
         found = model(x)
     assert (found - model(x, left_out=2)).abs().max() < EQUAL
-
-
-def test_a_longer_decoder_is_numbered_as_in_a_recording():
-    model, tokens = bart(), words(2, 9)
-    with intervene(model, CutEdges(queries=5, keys=1, layer=2)), record(model) as recording:
-        for _ in range(2):
-            model(input_ids=tokens, decoder_input_ids=tokens)
-    assert [not recording.map(n).dense()[:, :, 5, 1].any() for n in range(3)] == [False, False, True]
 
 
 @pytest.mark.parametrize("number", [2, 3])
@@ -291,7 +288,7 @@ def test_layers_of_albert_are_numbered_as_its_maps_are():
     with record(model) as recording:
         model(tokens)
     assert recording.layers() == names
-    for n in range(4):
+    for n in (1, 2):
         with intervene(model, CutEdges(queries=3, keys=[1, 2], layer=n)), record(model) as cut:
             model(tokens)
         assert [not cut.map(one).dense()[:, :, 3, 1:3].any() for one in range(4)] == [one == n for one in range(4)]
@@ -322,7 +319,7 @@ def test_the_residual_stream_of_a_run_of_a_module_is_patched():
     model, tokens, others = albert(), words(2, T), words(2, T + 1)[:, 1:]
     with torch.no_grad(), record(model, keep="residual") as source:
         model(others)
-    for n in range(4):
+    for n in (1, 2):
         with torch.no_grad(), intervene(model, Patch(layer=n, recording=source, of="residual", queries=[2, 3])):
             found = model(tokens).last_hidden_state
         turns = []

@@ -1,6 +1,5 @@
 import gc
 import pickle
-import threading
 import weakref
 
 import pytest
@@ -109,15 +108,6 @@ def test_a_number_chooses_that_layer_of_the_encoder_of_the_decoder_and_of_its_cr
     assert recording.names == chosen
 
 
-def test_a_path_that_is_no_module_is_refused_with_those_near_it():
-    model, _ = make_model_and_inputs("llama")
-    with (
-        pytest.raises(ConfigError, match=r"layers\.9\.self_attn.*layers\.0\.self_attn"),
-        record(model, layers="layers.9.self_attn"),
-    ):
-        pass
-
-
 def test_requested_attentions_are_all_there_whatever_is_stored():
     model, given = make_model_and_inputs("llama")
     with torch.no_grad(), record(model, layers=[1]) as recording:
@@ -129,8 +119,7 @@ def test_requested_attentions_are_all_there_whatever_is_stored():
         assert torch.equal(output.attentions[layer].dense(), whole.map(layer).dense())
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "t5", "gpt_oss"])
-@pytest.mark.parametrize("heads", [[3], [2, 0]])
+@pytest.mark.parametrize(("name", "heads"), [("gpt2", [3]), ("llama", [2, 0]), ("t5", [2, 0]), ("gpt_oss", [3])])
 @pytest.mark.usefixtures("float64_models")
 def test_chosen_heads_are_those_of_the_whole(name, heads):
     model, given = make_model_and_inputs(name, dtype=torch.float64)
@@ -157,23 +146,29 @@ def test_chosen_heads_keep_their_numbers_in_tables_and_files(tmp_path):
             one.map(0, 0)
 
 
-def test_a_head_that_is_not_there_is_refused():
-    model, given = make_model_and_inputs("llama")
-    with pytest.raises(ConfigError, match="head 4 is out of range: the heads are 0 to 3"), record(model, heads=[1, 4]):
+REFUSED = {  # what is recorded of a model, and what is said
+    "what is no module": (lambda model: record(lambda x: x), r"torch\.nn\.Module, got function"),
+    "an unknown keep": (lambda model: record(model, keep="float8"), "float8"),
+    "a path of no module": (
+        lambda model: record(model, layers="layers.9.self_attn"),
+        r"layers\.9\.self_attn.*layers\.0\.self_attn",
+    ),
+    "a layer below 0": (lambda model: record(model, layers=[-1]), r"a layer must be a whole number of at least 0.*got -1"),
+    "a head that is not there": (lambda model: record(model, heads=[1, 4]), "head 4 is out of range: the heads are 0 to 3"),
+    "a head twice": (lambda model: record(model, heads=[2, 2]), r"heads names head 2 twice: \[.*\] of 4 heads"),
+    "a head twice, from the end": (lambda model: record(model, heads=[3, -1]), r"heads names head 3 twice: \[.*\] of 4 heads"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_recorded_is_refused_with_what_there_is(name):
+    (model, given), (begin, says) = make_model_and_inputs("llama"), REFUSED[name]
+    with pytest.raises(ConfigError, match=says), begin(model):
         model(**given)
 
 
-@pytest.mark.parametrize("heads", [[2, 2], [3, -1]], ids=str)
-def test_a_head_that_is_named_twice_is_refused(heads):
+def test_a_layer_that_did_not_run_is_no_model_that_was_not_called():
     model, given = make_model_and_inputs("llama")
-    with pytest.raises(ConfigError, match=r"heads names head \d twice: \[.*\] of 4 heads"), record(model, heads=heads):
-        model(**given)
-
-
-def test_a_layer_below_0_is_refused_and_one_that_did_not_run_is_no_model_that_was_not_called():
-    model, given = make_model_and_inputs("llama")
-    with pytest.raises(ConfigError, match=r"a layer must be a whole number of at least 0.*got -1"), record(model, layers=[-1]):
-        pass
     with record(model, layers=[5]) as recording:
         model(**given)
     with pytest.raises(ConfigError, match="or no layer of it that record was to keep computed attention"):
@@ -244,11 +239,6 @@ def test_values_beside_a_cache_with_room_are_those_of_its_keys(begun):
     assert recording.map(1).shape[3] == recording.values(1).shape[2]
 
 
-def test_no_values_are_stored_unless_requested():
-    model, given = make_model_and_inputs("llama")
-    assert run(model, given, recorded=True)[1].values(0) is None
-
-
 def test_what_is_stored_is_detached():
     model, given = make_model_and_inputs("llama")
     with record(model, keep="values") as recording:
@@ -307,9 +297,10 @@ DROPOUT = {
 }
 
 
-@pytest.mark.parametrize("reentrant", [None, True, False], ids=["plain", "reentrant", "not reentrant"])
-@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", DROPOUT)
+@pytest.mark.parametrize(
+    ("name", "implementation", "reentrant"),
+    [(name, ("sdpa", "eager")[(n + m) % 2], (None, True, False)[m]) for n, name in enumerate(DROPOUT) for m in range(3)],
+)
 def test_a_step_of_training_is_the_same_to_the_bit(name, implementation, reentrant):
     inner, given = make_model_and_inputs(name, attn_implementation=implementation, **DROPOUT[name])
     model = Head(inner).train()
@@ -322,13 +313,6 @@ def test_a_step_of_training_is_the_same_to_the_bit(name, implementation, reentra
     assert len(recording.runs) == 1
     assert not recording.missed
     assert len(recording.calls) == len({call.name for call in recording.calls})
-
-
-def test_dropout_is_not_in_the_map():
-    model, given = make_model_and_inputs("llama", attention_dropout=0.5)
-    _, expected = run(model.eval(), given, recorded=True)
-    _, recording = run(model.train(), given, recorded=True)
-    assert torch.equal(recording.map(0).dense(), expected.map(0).dense())
 
 
 # half precision, and modes of torch
@@ -357,8 +341,16 @@ def test_under_autocast_the_map_is_of_what_the_kernel_saw():
         assert torch.equal(recording.map(layer).planes.request.k, k)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("name", ["llama", "gemma2", "t5"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("llama", torch.bfloat16),
+        ("llama", torch.float16),
+        ("llama", torch.float64),
+        ("gemma2", torch.float16),
+        ("t5", torch.bfloat16),
+    ],
+)
 def test_a_model_of_any_dtype_is_recorded_in_it(name, dtype):
     model, given = make_model_and_inputs(name, dtype=dtype)
     outside, _ = run(model, given)
@@ -422,54 +414,7 @@ def test_packed_pictures_are_one_map_of_blocks():
 # several at once
 
 
-def test_recordings_nest():
-    model, given = make_model_and_inputs("bert")
-    with record(model) as outer, record(model.encoder) as inner:
-        model(**given)
-    assert [f"encoder.{name}" for name in inner.names] == outer.names
-    assert torch.equal(inner.map(1).dense(), outer.map(1).dense())
-
-
-def test_a_model_inside_another_is_recorded_alone():
-    model, given = make_model_and_inputs("clip")
-    with record(model.vision_model) as recording:
-        model(**given)
-    assert len(recording.layers()) == 3
-    assert all(name.startswith("encoder") for name in recording.names)
-
-
-def test_two_threads_do_not_mix():
-    found = {}
-
-    def work(name):
-        model, given = make_model_and_inputs(name)
-        for _ in range(5):
-            _, recording = run(model, given, recorded=True)
-        found[name] = recording
-
-    make_model_and_inputs("gpt2"), make_model_and_inputs("bert")
-    threads = [threading.Thread(target=work, args=(name,)) for name in ("gpt2", "bert")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(name.startswith("h.") for name in found["gpt2"].names)
-    assert all(name.startswith("encoder.") for name in found["bert"].names)
-    assert all(len(recording.runs) == 1 and len(recording.calls) == 3 for recording in found.values())
-
-
 # what is asked of record itself
-
-
-def test_what_is_no_module_is_refused():
-    with pytest.raises(ConfigError, match=r"torch\.nn\.Module, got function"), record(lambda x: x):
-        pass
-
-
-def test_an_unknown_keep_is_refused():
-    model, _ = make_model_and_inputs("gpt2")
-    with pytest.raises(ConfigError, match="float8"), record(model, keep="float8"):
-        pass
 
 
 def test_a_folder_holds_what_is_stored_and_is_read_from_there(tmp_path):

@@ -310,12 +310,6 @@ def test_the_kind_follows_its_rule(scores, halfway, kind):
         assert " on 100 queries" in row.sentence
 
 
-def test_the_sentence_of_an_unclear_head_lists_its_scores_largest_first():
-    scores = {"previous token": near(0.2), "itself": Score(math.nan), "first token": near(0.3), "breadth": near(0.1)}
-    row = Head(0, "layer.0", 0, "unclear", scores)
-    assert row.sentence == "no clear kind: first token 0.30 (0.29 to 0.31); previous token 0.20 (0.19 to 0.21)"
-
-
 def test_a_table_as_plain_values_is_json():
     table = heads(Recorded(maps(1), tokens=WORDS))
     rows = json.loads(json.dumps(table.to_dicts()))
@@ -439,12 +433,6 @@ def test_a_data_frame_has_a_line_for_each_head(monkeypatch):
     assert lines[3] == pytest.approx(plain | dict(scores) | limits, nan_ok=True)
 
 
-def test_a_machine_without_pandas_gets_the_package_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pandas", None)  # as where it is not installed
-    with pytest.raises(ConfigError, match="pip install pandas"):
-        heads(Recorded(maps(1))).to_pandas()
-
-
 def test_each_layer_has_its_own_projection():
     values = [torch.randn(B, G, T, 5).double() for _ in range(2)]
     first, second = torch.randn(2, H, 5, 3).double()
@@ -452,8 +440,3 @@ def test_each_layer_has_its_own_projection():
     for n, (layer, projection) in enumerate(((1, first), (0, second))):
         expected = weight_by_norm(maps(2)[layer], values[layer], projection).weight_on_first().mean(0)
         close(tensor_of(row.scores["first by norm"] for row in found)[n * H : (n + 1) * H], expected)
-
-
-def test_projections_are_one_a_layer():
-    with pytest.raises(ConfigError, match="2; got 1"):
-        heads(Recorded(maps(2)), projections=[torch.ones(H, 3, 3)])

@@ -222,20 +222,6 @@ def test_a_second_derivative_is_the_same():
     assert len(recording.calls) == 1
 
 
-def test_a_layer_called_in_a_backward_hook_is_seen_no_second_time():
-    model, x = Step().eval(), torch.randn(B, T, C, requires_grad=True)
-
-    def run(m):
-        y = m(x)
-        y.register_hook(lambda gradient: m(gradient))
-        y.sum().backward()
-        gradient, x.grad = x.grad, None
-        return gradient
-
-    recording, _ = record_and_compare(model, run)
-    assert len(recording.calls) == 1
-
-
 class Tagged(Tensor):
     """A subclass of tensors."""
 

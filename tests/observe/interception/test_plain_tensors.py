@@ -10,11 +10,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call, grad, jvp, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
 
 from observe.recording_checks import EQUAL, are_identical, assert_map, compute_weights, record_and_compare
 from regard.observe import record
-from regard.observe.interception.plain_tensors import UnreadableError, disable_modes, unwrap_tensor
 
 B, H, T, C = 2, 3, 5, 12
 
@@ -61,11 +59,6 @@ def test_fake_tensors_have_no_numbers():
     assert out.shape == X.shape
     with FakeTensorMode(allow_non_fake_inputs=True):
         run_unrecorded(Attention(), lambda m: m(torch.randn(B, T, C)), "FakeTensor")
-
-
-class Raw(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(x, x, x)
 
 
 class Sums(nn.Module):
@@ -186,35 +179,6 @@ def test_a_mode_of_dispatch_sees_what_it_saw(inside):
     assert len(recording.calls) == 1
 
 
-def test_inference_mode_is_recorded_and_the_map_is_an_ordinary_tensor():
-    model = Attention()
-
-    def run(m):
-        with torch.inference_mode():
-            return m(X)
-
-    recording, _ = record_and_compare(model, run)
-    assert not recording.map(0).dense().is_inference()
-    assert not recording.calls[0].stored.q.is_inference()
-
-
-def test_plain_tensors_are_handed_back_themselves():
-    assert unwrap_tensor(X) is X
-    weight = nn.Parameter(X)
-    assert unwrap_tensor(weight) is weight
-    with pytest.raises(UnreadableError, match="list"):
-        unwrap_tensor([1])
-
-
-def test_unseen_hides_from_modes_and_leaves_them_where_they_were():
-    with Logged() as log:
-        with disable_modes():
-            X + 1
-        assert not log.seen
-        X + 1
-    assert len(log.seen) == 1
-
-
 def test_a_mask_that_is_no_tensor_is_the_models_own_error():
     class Wrong(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -223,36 +187,3 @@ def test_a_mask_that_is_no_tensor_is_the_models_own_error():
     with pytest.raises(TypeError, match="attn_mask"), record(model := Wrong()) as recording:
         model(X)
     assert not recording.missed
-
-
-class Wrapped(Tensor):
-    """A tensor whose numbers are in another one."""
-
-    __torch_function__ = torch._C._disabled_torch_function_impl
-
-    @staticmethod
-    def __new__(cls, inner: Tensor) -> "Wrapped":
-        return Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
-
-    def __init__(self, inner: Tensor) -> None:
-        self.inner = inner
-
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        def unwrap(x):
-            return x.inner if isinstance(x, cls) else x
-
-        result = func(*tree_map(unwrap, args), **tree_map(unwrap, kwargs or {}))
-        return tree_map(lambda x: cls(x) if isinstance(x, Tensor) else x, result)
-
-
-class ByHand(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.softmax(x @ x.mT, -1) @ x
-
-
-def test_handwritten_attention_of_tensors_without_numbers_is_missed_with_their_type():
-    model = ByHand()
-    expected = model(X)
-    out = run_unrecorded(model, lambda m: m(Wrapped(X)), "Wrapped")
-    assert are_identical(out.inner, expected)

@@ -12,7 +12,6 @@ from torch.overrides import TorchFunctionMode
 from observe.interception.conftest import ours
 from observe.recording_checks import are_identical, assert_map, compute_weights, record_and_compare
 from regard.observe import record
-from regard.observe.interception.patching import PatchSet
 
 B, H, T, C = 2, 3, 5, 12
 X = torch.randn(B, T, C)
@@ -54,25 +53,6 @@ class Watching(TorchFunctionMode):
 
 def stack() -> list[object]:
     return list(torch.overrides._get_current_function_mode_stack())
-
-
-def test_the_same_model_twice():
-    model = Model()
-    with record(model) as outer, record(model) as inner:
-        model(X)
-    assert [call.name for call in outer.calls] == [call.name for call in inner.calls] == ["block.attn"]
-    assert are_identical(outer.map(0).dense(), inner.map(0).dense())
-
-
-def test_a_model_and_a_part_of_it():
-    model = Model()
-    with record(model) as outer:
-        model(X)
-        with record(model.block["attn"]) as inner:
-            model(X)
-        model(X)
-    assert [call.name for call in outer.calls] == ["block.attn"] * 3
-    assert [call.name for call in inner.calls] == [""]
 
 
 def test_two_models_and_blocks_that_end_in_another_order():
@@ -192,26 +172,6 @@ def test_names_are_what_the_program_made_of_them_inside_the_block():
     found = vars(nn.Module)["__call__"]
     nn.Module.__call__ = was
     assert found is mine
-
-
-def test_names_stand_for_something_else_while_anyone_needs_them():
-    class Owner:
-        one = 1
-
-    names = PatchSet(lambda: [(Owner, "one", 2)])
-    with names, names:
-        assert Owner.one == 2
-        with names.suspend():
-            assert Owner.one == 1
-            with names.suspend():
-                assert Owner.one == 1
-            assert Owner.one == 1
-        assert Owner.one == 2
-    assert Owner.one == 1
-    owner = Owner()
-    with PatchSet(lambda: [(owner, "one", 3)]):
-        assert owner.one == 3
-    assert not vars(owner)
 
 
 @pytest.mark.slow

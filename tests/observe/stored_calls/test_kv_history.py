@@ -14,7 +14,6 @@ from observe.recording_checks import EQUAL
 from regard import Causal, Documents, Window
 from regard.models import GPT2, GPT2Config
 from regard.observe import record
-from regard.observe.stored_calls import cache_match, parent_rows
 
 pytestmark = pytest.mark.usefixtures("float64_models")
 STEPS = 14
@@ -224,15 +223,6 @@ def test_words_that_were_guessed_wrongly_leave_the_map_with_the_cache(name):
         assert (recording.map(layer).dense() - expected.map(layer).dense()).abs().max() < EQUAL
 
 
-def test_a_model_that_guesses_for_another_is_not_recorded():
-    model, given = make_model_and_inputs("gpt2")
-    helper, _ = make_model_and_inputs("gpt2")
-    with record(model) as recording:
-        generate(model, {"input_ids": given["input_ids"][:1]}, assistant_model=helper)
-    assert len(recording.runs) == 1
-    assert recording.map(0).shape[2] in range(T + STEPS - 4, T + STEPS)
-
-
 @torch.no_grad()
 def test_rows_that_leave_the_batch_leave_the_map():
     model, given = make_model_and_inputs("llama")
@@ -436,20 +426,6 @@ def test_a_cache_that_rounds_its_older_keys_and_is_cut_continues_its_run():
         recording, _ = PrunedAttention.run(round_older_and_cut)
     assert len(recording.runs) == 1
     assert [call.map.shape[-1] for call in recording.calls] == [7, 8, 9, 9, 9]
-
-
-@torch.no_grad()
-def test_rows_that_stay_equal_are_not_measured_step_by_step(monkeypatch):
-    measured, measure_rows = [], parent_rows.measure_rows
-    for module in (cache_match, parent_rows):
-        monkeypatch.setattr(module, "measure_rows", lambda *args: measured.append(args) or measure_rows(*args))
-    model = nn.Sequential(PrunedAttention(lambda cached: cached)).double()
-    model[0].cached = torch.zeros(2, 2, 2, 0, 3).double()
-    with record(model) as recording:
-        for count in PrunedAttention.steps:
-            model(torch.randn(1, count, 6).double().expand(2, -1, -1))
-    assert recording.map(0).shape == (2, 2, 11, 11)
-    assert not measured
 
 
 def test_a_window_of_the_last_keys_is_one_map():

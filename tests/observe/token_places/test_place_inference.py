@@ -26,7 +26,6 @@ PATCH = 4  # pixels, in the images of the families
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
 WORDED = {**SMALL, "vocab_size": 60, "num_key_value_heads": 2, "max_position_embeddings": 64, "head_dim": 8}
-SPEECH = {"layers": 2, "attention_heads": 2, "ffn_dim": 8}
 SIGLIP = {**SMALL, "image_size": 16, "patch_size": 2}
 
 
@@ -156,9 +155,7 @@ class UnevenSides(nn.Module):
         return self.cut(F.pad(pixels, (0, -sides[1] % 4, 0, -sides[0] % 4)) if self.pads else pixels)
 
 
-@pytest.mark.parametrize("window", [None, 2])
-@pytest.mark.parametrize("pads", [False, True])
-@pytest.mark.parametrize("size", [(30, 29), (31, 16)])
+@pytest.mark.parametrize(("size", "pads", "window"), [((30, 29), False, None), ((30, 29), True, 2), ((31, 16), True, None)])
 def test_sides_that_are_no_multiples_of_a_patch_are_found_padded_or_cut_off(size, pads, window):
     torch.manual_seed(0)
     layer = Attention() if window is None else Squares("window_size", False)
@@ -172,88 +169,6 @@ def test_sides_that_are_no_multiples_of_a_patch_are_found_padded_or_cut_off(size
         after = run(model, {"pixels": change_pixel(pixels, 4 * row, 4 * column)})
         _, token = found = grid.find_token(row, column, before[name][0].map.shape[3])
         assert find_changed_keys(before, after, name) == {found if window is not None else (0, token)}
-
-
-class ShiftedWindows(nn.Module):
-    """Patches in windows of 4 x 4 that are shifted by 2, of a grid that is padded before it is shifted, or after as in timm."""
-
-    window_size, shift_size = 4, 2
-
-    def __init__(self, shifts_first):
-        super().__init__()
-        self.shifts_first, self.cut, self.attend = (
-            shifts_first,
-            nn.Conv2d(3, 8, 2, 2),
-            nn.MultiheadAttention(8, 2, batch_first=True),
-        )
-        nn.init.normal_(self.attend.in_proj_bias)
-
-    def forward(self, pixels):
-        x = self.cut(pixels)
-        steps = [lambda x: x.roll((-2, -2), (2, 3)), lambda x: nn.functional.pad(x, (0, -x.shape[3] % 4, 0, -x.shape[2] % 4))]
-        for step in steps if self.shifts_first else reversed(steps):
-            x = step(x)
-        x = x.unflatten(3, (-1, 4)).unflatten(2, (-1, 4)).permute(0, 2, 4, 3, 5, 1).reshape(-1, 16, 8)
-        return self.attend(x, x, x)[0]
-
-
-@pytest.mark.parametrize("shifts_first", [False, True])
-@pytest.mark.parametrize("size", [(20, 28), (16, 24)])
-def test_windows_are_found_whether_the_grid_is_padded_before_it_is_shifted_or_after(shifts_first, size):
-    torch.manual_seed(0)
-    model, pixels = nn.Sequential(ShiftedWindows(shifts_first)).double().eval(), torch.randn(1, 3, *size, dtype=torch.float64)
-    before = run(model, {"input": pixels})
-    (layer,) = before.layers()
-    (grid,) = before.axis_places(0)[1]
-    for row, column in ((0, 0), (7, 1), (5, 11)):
-        after = run(model, {"input": change_patch(pixels, row, column, size=2)})
-        assert find_changed_keys(before, after, layer) == {grid.find_token(row, column, 16)}
-
-
-class Reading(nn.Module):
-    """Patches look at the words of a prompt, and words at what queries made of the patches, all of them 16 or 17."""
-
-    def __init__(self):
-        super().__init__()
-        self.cut = nn.Conv2d(3, 8, 4, 4)
-        self.read, self.attn_pool, self.cross = (nn.MultiheadAttention(8, 2, batch_first=True) for _ in range(3))
-        self.queries = nn.Parameter(torch.randn(1, 17, 8))
-
-    def forward(self, pixels, words):
-        x = self.cut(pixels).flatten(2).mT
-        made = self.attn_pool(self.queries.expand(len(x), -1, -1), x, x)[0][:, 1:]
-        made = made + self.read(x, words, words)[0]
-        return self.cross(words, made, made)[0]
-
-
-@pytest.mark.parametrize("words", [16, 5])
-def test_words_and_learned_queries_that_are_as_many_as_the_patches_have_no_places(words):
-    torch.manual_seed(0)
-    given = {"pixels": torch.randn(1, 3, 16, 16), "words": torch.randn(1, words, 8)}
-    recording = run(Reading().eval(), given)
-    assert recording.axis_places("read", kind="cross") == recording.axis_places("cross", kind="cross") == ([], [])
-    assert (recording.places or {}) == ({} if words == 16 else {"attn_pool": PatchGrid(4, 4, 0)})
-
-
-class Pooling(nn.Module):
-    """Queries look at patches, beside a mask of the pixels or a prompt that is not read."""
-
-    def __init__(self):
-        super().__init__()
-        self.cut, self.queries = nn.Conv2d(3, 8, 4, 4), nn.Parameter(torch.randn(1, 3, 8))
-        self.pool = nn.MultiheadAttention(8, 2, batch_first=True)
-
-    def forward(self, pixels, other):
-        x = self.cut(pixels).flatten(2).mT
-        return self.pool(self.queries.expand(len(x), -1, -1), x, x)[0]
-
-
-@pytest.mark.parametrize("is_nested", [False, True])
-def test_patches_beside_a_mask_of_as_many_rows_of_pixels_or_nested_words_have_their_places(is_nested):
-    words = torch.nested.nested_tensor([torch.ones(5, 8), torch.ones(3, 8)], layout=torch.jagged)
-    other = words if is_nested else torch.ones(2, 16, 16)
-    recording = run(Pooling().eval(), {"pixels": torch.randn(2, 3, 16, 16), "other": other})
-    assert recording.axis_places("pool", kind="cross") == ([], [PatchGrid(4, 4, 0)])
 
 
 def test_patches_that_look_at_other_tokens_keep_their_places():
@@ -338,14 +253,6 @@ def test_two_images_of_a_text_are_two_grids():
     assert [(grid.rows, grid.columns, grid.start) for grid in grids] == [(3, 3, 1), (3, 3, 11)]
 
 
-def test_the_words_of_paligemma_look_at_its_patches():
-    model, given = build("paligemma")
-    recording = run(model, given)
-    part = next(part for part in recording.last.parts if "language" in part)
-    (grid,) = recording.axis_places(0, part=part)[1]
-    assert (grid.rows, grid.columns, grid.start) == (3, 3, 2)
-
-
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl"])
 def test_packed_images_are_found_in_blocks_and_their_merged_tokens_in_the_text(name):
     model, given = build(name)
@@ -390,21 +297,6 @@ def test_rows_of_a_batch_that_have_images_of_the_same_sizes_have_the_same_places
     assert len(recording.axis_places(0, part="visual")[1]) == 4
 
 
-def test_packed_patches_that_a_model_merges_after_its_tower_are_not_taken_for_blocks():
-    from transformers import PaddleOCRVLConfig, PaddleOCRVLForConditionalGeneration
-
-    torch.manual_seed(0)
-    text = {**WORDED, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}}
-    vision = {**SMALL, "patch_size": 4, "image_size": 32, "spatial_merge_size": 2}
-    config = PaddleOCRVLConfig(text_config=text, vision_config=vision, image_token_id=50)
-    model = PaddleOCRVLForConditionalGeneration(config).eval().double()
-    ids = place_ids(6)
-    given = {"input_ids": ids, "pixel_values": make_pixels(4, 24), "image_grid_thw": torch.tensor([[1, 4, 6]])}
-    recording = run(model, {**given, "mm_token_type_ids": (ids == 50).int()})  # its patches come row by row
-    assert recording.axis_places(0, part="visual") == ([], [])
-    assert recording.axis_places(0, part="language_model")[1] == [PatchGrid(2, 3, 2)]
-
-
 def test_packed_patches_that_a_model_sorts_into_windows_are_found_there():
     family = next(family for family in FAMILIES if family.name == "qwen2_5_vl")
     settings = {**family.settings, "vision_config": {**family.settings["vision_config"], "window_size": 8}}
@@ -435,31 +327,12 @@ def test_frames_of_whisper_and_wav2vec2_have_their_times():
     assert run(model, given).axis_places(0)[1] == [AudioFrames(4 * 2 / 16_000)]
 
 
-def test_a_model_that_hears_samples_and_writes_words_has_frames_in_its_encoder_and_cross_attention_alone():
-    from transformers import SpeechT5Config, SpeechT5ForSpeechToText
-
-    sizes = {f"{part}_{name}": n for part in ("encoder", "decoder") for name, n in SPEECH.items()}
-    cut = {"conv_dim": (8, 8), "conv_stride": (4, 2), "conv_kernel": (4, 2), "num_feat_extract_layers": 2}
-    positions = {"num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 2}
-    model = SpeechT5ForSpeechToText(SpeechT5Config(hidden_size=16, vocab_size=37, **sizes, **cut, **positions)).eval()
-    recording = run(model, {"input_values": torch.randn(1, 800), "decoder_input_ids": torch.tensor([[2, 7, 5]])})
-    frames = AudioFrames(8 / 16_000)
-    assert recording.axis_places(0, part="encoder") == ([frames], [frames])
-    assert recording.axis_places(0, part="decoder") == ([], [])
-    assert recording.axis_places(0, "cross") == ([], [frames])
-
-
 def test_places_that_were_set_by_hand_stay():
     model, given = build("vit")
     with torch.no_grad(), record(model) as recording:
         recording.places = PatchGrid(9, 1)
         model(**given)
     assert recording.places == PatchGrid(9, 1)
-
-
-def test_a_text_alone_has_no_places():
-    model, given = build("llama")
-    assert run(model, given).places is None
 
 
 def make_pixels(size, *batch):
@@ -511,8 +384,7 @@ def test_pooled_patches_and_the_tiles_of_an_image_are_found_in_the_text():
 PINPOINTS = [[8, 16], [16, 8], [16, 16], [8, 24]]
 
 
-@pytest.mark.parametrize("size", [(11, 30), (30, 11), (20, 21), (9, 40)])
-@pytest.mark.parametrize("is_generation", [False, True])
+@pytest.mark.parametrize(("size", "is_generation"), [((11, 30), False), ((30, 11), True), ((20, 21), False), ((9, 40), False)])
 def test_joined_tiles_without_their_padding_are_the_tokens_that_the_model_puts_there(size, is_generation):
     """The model itself puts numbered features of the tiles in their places."""
     from transformers import LlavaNextConfig, LlavaNextForConditionalGeneration
@@ -682,8 +554,10 @@ def check_moved_keys(model, layers, size=(16, 24)):
     return before
 
 
-@pytest.mark.parametrize("special", [None, "cls_token"])
-@pytest.mark.parametrize("stem", ["rows", "axes", "stated", "overlapping", "strided"])
+@pytest.mark.parametrize(
+    ("stem", "special"),
+    [("rows", None), ("axes", "cls_token"), ("stated", None), ("overlapping", None), ("strided", "cls_token")],
+)
 def test_patches_that_einops_a_linear_layer_or_strides_cut_have_their_places(stem, special):
     torch.manual_seed(0)
     model = Layers(find_stem(stem), Attention(), Attention(), special=special)
@@ -703,8 +577,7 @@ def test_layers_of_mixed_heads_have_places_and_so_have_the_keys_that_a_class_tok
     assert before.axis_places("layers.1")[0] == []  # its query is the class token
 
 
-@pytest.mark.parametrize("stem", ["rows", "strided"])
-@pytest.mark.parametrize("width", [8, 32, 48])
+@pytest.mark.parametrize(("stem", "width"), [("rows", 32), ("strided", 8)])
 def test_channels_have_no_places_though_they_are_as_many_as_patches(stem, width):
     layers = [nn.Linear(8, width), Attention(width, of="channels")]
     recording = run(Layers(find_stem(stem), *layers).eval(), {"pixels": torch.randn(2, 3, 16, 16)})
@@ -724,53 +597,6 @@ def test_keys_that_a_convolution_pools_are_patches_of_a_coarser_grid(stem):
     for row, column in ((0, 0), (1, 4), (3, 2)):
         after = run(model, {"pixels": change_pixel(pixels, 8 * row, 8 * column)})
         assert find_moved_key(before, after, "layers.0") == grid.find_token(row, column, 24)
-
-
-def test_keys_that_are_pooled_in_the_order_of_the_tokens_have_no_places():
-    model = Layers(find_stem("strided"), Attention(pool=nn.AvgPool1d(4, 4))).eval()  # as many as a coarser grid has
-    assert run(model, {"pixels": torch.randn(1, 3, 32, 32)}).places is None
-
-
-class KeepTokens(nn.Module):
-    """Keeps a quarter of the tokens, as masked autoencoders do."""
-
-    def forward(self, x):
-        return x[:, torch.randperm(x.shape[1])[: x.shape[1] // 4]]
-
-
-@pytest.mark.parametrize("stem", ["rows", "overlapping", "strided"])
-def test_a_quarter_of_the_patches_is_not_taken_for_a_coarser_grid(stem):
-    model = Layers(find_stem(stem), KeepTokens(), Attention()).eval()
-    recording = run(model, {"pixels": torch.randn(1, 3, 32, 32)})
-    assert recording.map(0).shape[2] == 16
-    assert recording.places is None
-
-
-class SplitUnits(nn.Module):
-    """Sorts tokens into units of 2 x 2 that are batch rows, or joins these without sorting them back, as Hiera does."""
-
-    def __init__(self, joins):
-        super().__init__()
-        self.joins = joins
-
-    def forward(self, x):
-        if self.joins:
-            return x.reshape(2, -1, 8)
-        side = int(x.shape[1] ** 0.5)
-        return x.view(2, side // 2, 2, side // 2, 2, 8).transpose(2, 3).reshape(-1, 4, 8)
-
-
-@pytest.mark.parametrize("layers", [None, [1]])
-def test_tokens_that_were_sorted_into_units_before_are_not_taken_for_rows(layers):
-    torch.manual_seed(0)
-    model = Layers(find_stem("strided"), SplitUnits(False), Attention(), SplitUnits(True), Attention()).double().eval()
-    pixels = torch.randn(2, 3, 16, 16, dtype=torch.float64)
-    before = run(model, {"pixels": pixels}, layers=layers)
-    (grid,) = before.axis_places("layers.3")[1]
-    assert (grid.rows, grid.columns, grid.order[0][:6]) == (4, 4, (0, 1, 4, 5, 2, 3))
-    for row, column in ((0, 0), (1, 2), (3, 1)):
-        after = run(model, {"pixels": change_pixel(pixels, 4 * row, 4 * column)}, layers=layers)
-        assert find_moved_key(before, after, "layers.3")[1] == grid.find_token(row, column, 16)[1]  # in either image
 
 
 def test_segformer_has_places_for_the_keys_that_it_pools():
@@ -805,42 +631,6 @@ def test_squares_of_tokens_are_windows_unless_their_queries_are_of_all(attribute
     assert before.axis_places(0)[1][0].windows == 4
     other = Layers(find_stem("strided"), Squares(attribute, True)).eval()
     assert run(other, {"pixels": torch.randn(1, 3, 16, 16)}).places is None
-
-
-@pytest.mark.parametrize("counts", [(16, 5), (5, 16)])
-def test_a_module_that_is_called_with_patches_and_with_other_tokens_has_no_places(counts):
-    class Twice(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.attend = Attention()
-
-        def forward(self, x):
-            first, _ = [self.attend(x[:, :count]) for count in counts]
-            return first
-
-    recording = run(Layers(find_stem("rows"), Twice()).eval(), {"pixels": torch.randn(1, 3, 16, 16)})
-    assert tuple(call.map.shape[3] for call in recording.calls) == counts
-    assert recording.places is None
-
-
-class TwoScales(nn.Module):
-    """Patches of 4 x 4 or of 8 x 8 pixels, as in CrossViT."""
-
-    def __init__(self, is_coarse):
-        super().__init__()
-        self.is_coarse, self.fine, self.coarse = is_coarse, find_stem("rows"), Stated(8)
-
-    def forward(self, pixels):
-        return self.coarse(pixels) if self.is_coarse else self.fine(pixels)
-
-
-def test_patches_of_either_scale_have_their_places_but_not_channels_that_are_as_many():
-    pixels = torch.randn(1, 3, 16, 16)
-    for is_coarse, of, count in ((False, "tokens", 16), (True, "tokens", 4), (False, "channels", 4)):
-        recording = run(Layers(TwoScales(is_coarse), Attention(of=of)).eval(), {"pixels": pixels})
-        assert recording.map(0).shape[3] == count
-        side = int(count**0.5)
-        assert recording.axis_places(0)[1] == ([] if of == "channels" else [PatchGrid(side, side, 0)])
 
 
 def test_a_generation_that_writes_the_token_of_an_image_keeps_the_places_of_its_prompt():

@@ -119,14 +119,6 @@ def test_the_same_sentence_again_and_another_one_are_runs_of_their_own():
     assert first.shape == (B, 1, T, S)
 
 
-def test_keys_of_another_sentence_are_not_taken_for_a_step():
-    model, (start, keys) = Decoder("over"), draw_inputs()
-    with record(model) as recording:
-        model(start[:, 0], keys)
-        model(start[:, 1], keys.roll(1, 2))
-    assert [run.map(0, kind="cross").shape for run in recording.runs] == [(B, 1, T, S)] * 2
-
-
 @pytest.mark.parametrize("whole", [True, False])
 def test_rows_that_move_are_followed_by_their_keys(whole):
     model, (start, keys) = Decoder("over"), draw_inputs()
@@ -171,13 +163,6 @@ def test_a_search_that_nobody_reports_is_detected(recwarn):
     assert not search(moved=False)
     assert "have been swapped" in search(moved=True)[0]
     assert len(recwarn) == 1
-
-
-def test_a_source_of_one_word_is_a_source():
-    model = make_translator("additive")
-    with record(model) as recording:
-        model(*pad_sentences(sentences(1)), torch.randint(0, VOCABULARY, (1, 3)))
-    assert recording.map(0, kind="cross").shape == (1, 1, 3, 1)
 
 
 class Plain(nn.Module):
@@ -303,18 +288,6 @@ def test_histories_of_all_rows_are_those_of_a_search_by_hand():
         torch.testing.assert_close(m[row, 0], compute_weights(model, [*read[1:], 0], sources[0].tolist()), rtol=0, atol=1e-10)
 
 
-def test_the_same_sentence_translated_twice_is_two_runs():
-    model, rows = make_translator("additive"), sentences(6)
-    with record(model) as recording:
-        for _ in range(2):
-            translate(model, rows, end=END, longest=5)
-        model(*pad_sentences(rows), torch.tensor([[END, 7, 8]]))
-    shapes = [run.map(0, kind="cross").shape[2] for run in recording.runs]
-    assert len(shapes) == 3
-    assert shapes[0] == shapes[1]
-    assert shapes[2] == 3
-
-
 def test_a_saved_recording_of_additive_attention_is_the_same_to_the_bit(tmp_path):
     model, rows = make_translator("additive", dtype=torch.float32), sentences(4, 9)
     with record(model, keep="values") as recording:
@@ -392,43 +365,3 @@ def test_other_models_and_threads_are_not_recorded_and_nothing_stays_in_the_way(
         other.attention.attend_projected(start[:, :1], other.attention.project(keys), keys)
     assert not recording.calls
     assert AdditiveAttention.attend_projected is before
-
-
-class Tutorial(nn.Module):
-    """Bahdanau's attention as PyTorch's tutorial on translation writes it: one query for all keys of a sentence."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.of_query, self.of_keys, self.score = nn.Linear(C, C), nn.Linear(C, C), nn.Linear(C, 1)
-
-    def forward(self, query: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        scores = self.score(torch.tanh(self.of_query(query) + self.of_keys(keys)))
-        weights = torch.softmax(scores.squeeze(2).unsqueeze(1), dim=-1)
-        return torch.bmm(weights, keys), weights
-
-
-class Steps(nn.Module):
-    """A decoder that attends once a step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention, self.cell = Tutorial(), nn.GRUCell(C, C)
-
-    def forward(self, keys: Tensor) -> Tensor:
-        state, found = keys[:, 0], []
-        for _ in range(T):
-            context, weights = self.attention(state.unsqueeze(1), keys)
-            state = self.cell(context[:, 0], state)
-            found.append(weights)
-        return torch.stack(found)
-
-
-def test_one_query_that_is_added_to_all_keys_by_hand_is_recorded():
-    torch.manual_seed(3)
-    model = nn.Sequential(Steps())
-    with record(model) as recording:
-        expected = model(torch.randn(2, S, C))
-    assert not recording.missed
-    for call, weights in zip(recording.calls, expected, strict=True):
-        torch.testing.assert_close(call.map.dense()[:, 0], weights, rtol=0, atol=EQUAL)
-        assert call.kind == "cross"

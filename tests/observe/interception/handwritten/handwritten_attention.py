@@ -1,7 +1,6 @@
 """Attention as people write it: from q, k, v (t, d) or (b, h, t, d), or from x (b, t, c) with weights of its own."""
 
 import math
-import warnings
 
 import torch
 import torch.nn.functional as F
@@ -79,33 +78,6 @@ def out_of_place(q, k, v):
     return out
 
 
-def compile_script(function):
-    """A function as torch.jit compiles it, where torch says that it is deprecated."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return torch.jit.script(function)
-
-
-@compile_script
-def softmax_in_script(x: Tensor) -> Tensor:
-    return torch.softmax(x * 0.5, -1)
-
-
-@compile_script
-def mask_in_script(x: Tensor) -> Tensor:
-    return x - 1e9 * torch.ones_like(x).triu(1)
-
-
-@compile_script
-def multiply_in_script(w: Tensor, v: Tensor) -> Tensor:
-    return torch.matmul(w, v)
-
-
-@compile_script
-def attend_in_script(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return torch.matmul(torch.softmax(torch.matmul(q, k.t()), -1), v)
-
-
 class Softmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -125,71 +97,55 @@ class HookPoint(nn.Module):
         return x
 
 
+MASK = torch.zeros(T, T).masked_fill(~CAUSAL, -1e9)
+
+
 def list_unbatched_forms() -> dict[str, object]:
-    """Of q, k and v (t, d): what a learner writes first."""
+    """Of q, k and v (t, d): what a grammar of products, layouts and softmaxes does not have."""
     return {
-        "@": lambda q, k, v: (q @ k.T).softmax(-1) @ v,
-        "softmax over the first axis": lambda q, k, v: (k @ q.T).softmax(0).T @ v,
-        "values on the left": lambda q, k, v: (v.T @ (k @ q.T).softmax(0)).T,
-        "mm": lambda q, k, v: torch.mm(torch.softmax(torch.mm(q, k.t()), 1), v),
-        "addmm": lambda q, k, v: torch.addmm(torch.zeros(T, D), torch.addmm(torch.zeros(T, T), q, k.t()).softmax(-1), v),
         "mv": lambda q, k, v: torch.mv(v.t(), torch.mv(k, q[0]).softmax(0)),
-        "F.linear": lambda q, k, v: F.linear(F.linear(q, k).softmax(-1), v.T),
-        "einsum": lambda q, k, v: torch.einsum("qk,kd->qd", torch.einsum("qd,kd->qk", q, k).softmax(-1), v),
         "einsum of the transposed": lambda q, k, v: torch.einsum("ij,ie", torch.einsum("id,jd", k, q).softmax(0), v),
         "einsum by numbers": lambda q, k, v: torch.einsum((q @ k.T).softmax(-1), [0, 1], v, [1, 2], [0, 2]),
-        "tensordot": lambda q, k, v: torch.tensordot(torch.tensordot(q, k, ([1], [1])).softmax(-1), v, 1),
+        "einsum of a list": lambda q, k, v: torch.einsum("qk,kd->qd", [torch.einsum("qd,kd->qk", [q, k]).softmax(-1), v]),
         "inner": lambda q, k, v: torch.inner(torch.inner(q, k).softmax(-1), v.T),
         "multi_dot": lambda q, k, v: torch.linalg.multi_dot([(q @ k.T).softmax(-1), v, torch.eye(D)]),
         "vecdot": lambda q, k, v: torch.linalg.vecdot(q[:, None], k[None]).softmax(-1) @ v,
-        "sums": lambda q, k, v: ((q[:, None] * k[None]).sum(-1).softmax(-1)[..., None] * v[None]).sum(1),
         "sums of what was expanded": lambda q, k, v: (
             (q @ k.T).softmax(-1).unsqueeze(-1).expand(T, T, D) * v.unsqueeze(0).expand(T, T, D)
         ).sum(1),
         "mean": lambda q, k, v: ((q @ k.T).softmax(-1)[..., None] * v).mean(1) * T,
-        "sums of the transposed": lambda q, k, v: (v.T[None] * (q @ k.T).softmax(-1)[:, None]).sum(-1),
-        "a product with ones": lambda q, k, v: ((q @ k.T).softmax(-1)[:, None] * v.T) @ torch.ones(T),
+        "names of numpy": lambda q, k, v: ((q @ k.T).softmax(axis=-1)[..., None] * v[None]).sum(axis=1),
+        "exponentials by names of numpy": lambda q, k, v: (e := (q @ k.T).exp()) / e.sum(axis=-1, keepdims=True) @ v,
         "cdist": lambda q, k, v: (-torch.cdist(q, k)).softmax(-1) @ v,
         "squared distances": lambda q, k, v: (-(q[:, None] - k[None]).pow(2).sum(-1)).softmax(-1) @ v,
-        "norm": lambda q, k, v: (-(q[:, None] - k[None]).norm(dim=-1)).softmax(-1) @ v,
         "cosine": lambda q, k, v: F.cosine_similarity(q[:, None], k[None], dim=-1).softmax(-1) @ v,
         "normalised": lambda q, k, v: (F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).T * 10).softmax(-1) @ v,
-        "neg": lambda q, k, v: (-(q @ k.T)).neg().softmax(-1) @ v,
         "softmin": lambda q, k, v: F.softmin(-(q @ k.T), -1) @ v,
+        "both directions": lambda q, k, v: ((q @ k.T) + (q @ k.T).T).softmax(-1) @ v,
         "pow": lambda q, k, v: ((q @ k.T) ** 2).softmax(-1) @ v,
         "weights to a power": lambda q, k, v: (q @ k.T).softmax(-1).pow(2) @ v,
-        "relu before": lambda q, k, v: (q @ k.T).relu().softmax(-1) @ v,
         "relu": lambda q, k, v: F.relu(q @ k.T) / T @ v,
         "squared relu": lambda q, k, v: (q @ k.T).clamp(min=0).square() @ v,
         "nn.ReLU": (lambda q, k, v, act: act(q @ k.T) / T @ v, nn.ReLU()),
         "sigmoid": lambda q, k, v: torch.sigmoid(q @ k.T - math.log(T)) @ v,
-        "exponentials": lambda q, k, v: (e := (q @ k.T).exp()) @ v / e.sum(-1, keepdim=True),
-        "logsumexp": lambda q, k, v: ((s := q @ k.T) - s.logsumexp(-1, keepdim=True)).exp() @ v,
-        "logarithms": lambda q, k, v: (q @ k.T).log_softmax(-1).exp() @ v,
         "gumbel": lambda q, k, v: F.gumbel_softmax(q @ k.T, dim=-1) @ v,
+        "in float32": lambda q, k, v: F.softmax(q @ k.T, dim=-1, dtype=torch.float32).to(v.dtype) @ v,
+        "powers of 2 in place": lambda q, k, v: (e := (q @ k.T / math.log(2)).exp2_()) / e.sum(-1, keepdim=True) @ v,
+        "2 ** x, divided late": lambda q, k, v: (e := 2 ** (q @ k.T / math.log(2))) @ v / e.sum(-1, keepdim=True),
         "in place": into_weights_in_place,
         "out=": out_of_place,
-        "roll": lambda q, k, v: (q @ k.T).roll(1, -1).softmax(-1).roll(-1, -1) @ v,
-        "flip": lambda q, k, v: (q @ k.T).flip(-1).softmax(-1).flip(-1) @ v,
-        "gather": lambda q, k, v: (q @ k.T).softmax(-1).gather(-1, ORDER.expand(T, T)) @ v[ORDER],
-        "index_select": lambda q, k, v: (q @ k.T).softmax(-1).index_select(-1, ORDER) @ v.index_select(0, ORDER),
-        "take_along_dim": lambda q, k, v: torch.take_along_dim((q @ k.T).softmax(-1), ORDER[None], 1) @ v[ORDER],
+        "addcdiv to a mask": lambda q, k, v: torch.addcdiv(MASK, q @ k.T, torch.tensor(3.0)).softmax(-1) @ v,
+        "addcmul in place": lambda q, k, v: (q @ k.T).addcmul_(MASK, torch.tensor(2.0), value=0.5).softmax(-1) @ v,
         "repeat": lambda q, k, v: (q @ k.T).softmax(-1).repeat(1, 2) / 2 @ v.repeat(2, 1),
         "stack": lambda q, k, v: torch.stack([(q @ k.T).softmax(-1), (k @ q.T).softmax(-1)]) @ v,
-        "unbind and stack": lambda q, k, v: torch.stack([row.softmax(-1) for row in (q @ k.T).unbind()]) @ v,
         "top k into zeros": into_zeros_by_scatter,
         "a sink": with_a_sink,
-        "a causal mask": lambda q, k, v: scores(q, k).masked_fill(~CAUSAL, -torch.inf).softmax(-1) @ v,
         "a mask of weights": lambda q, k, v: (w := scores(q, k).softmax(-1).tril()) / w.sum(-1, keepdim=True) @ v,
         "a loop over queries": loop_over_queries,
         "loops over pairs": loops_of_the_first_lecture,
         "a loop over keys": rows_that_are_joined,
         "growing prefixes": growing_prefixes,
         "into a buffer": attend_into_a_buffer,
-        "a scripted softmax": lambda q, k, v: softmax_in_script(q @ k.T) @ v,
-        "a scripted mask": lambda q, k, v: mask_in_script(q @ k.T).softmax(-1) @ v,
-        "a scripted product": lambda q, k, v: multiply_in_script(mask_in_script(q @ k.T).softmax(-1), v),
-        "scripted as a whole": lambda q, k, v: attend_in_script(q, k, v),
         "autograd functions": lambda q, k, v: Weigh.apply(Softmax.apply(q @ k.T), v),
         "aten": lambda q, k, v: torch.ops.aten.mm(torch.ops.aten._softmax(torch.ops.aten.mm(q, k.T), -1, False), v),
         "with keys and values alike": lambda q, k, v: (k @ k.T).softmax(-1) @ k,
@@ -200,10 +156,16 @@ def list_batched_forms() -> dict[str, object]:
     """Of q, k and v (b, h, t, d)."""
     return {
         "@": lambda q, k, v: scores(q, k).softmax(-1) @ v,
-        "bmm": lambda q, k, v: torch.bmm(torch.bmm(q.flatten(0, 1), k.flatten(0, 1).mT).softmax(-1), v.flatten(0, 1)),
         "a loop over heads": lambda q, k, v: torch.cat([scores(q[:, h], k[:, h]).softmax(-1) @ v[:, h] for h in range(H)], -1),
         "a loop over the batch": lambda q, k, v: torch.stack(
             [scores(*qk).softmax(-1) @ w for *qk, w in zip(q, k, v, strict=True)]
+        ),
+        "a matrix between tokens": (lambda q, k, v, mix: (q @ mix.weight @ k.mT).softmax(-1) @ v, nn.Linear(D, D)),
+        "a matrix between tokens, by einsum": (
+            lambda q, k, v, mix: (
+                torch.einsum("bhqe,bhke->bhqk", torch.einsum("bhqd,de->bhqe", q, mix.weight), k).softmax(-1) @ v
+            ),
+            nn.Linear(D, D),
         ),
         "talking heads": (
             lambda q, k, v, mix: mix(scores(q, k).permute(0, 2, 3, 1)).permute(0, 3, 1, 2).softmax(-1) @ v,
@@ -215,10 +177,6 @@ def list_batched_forms() -> dict[str, object]:
         ),
         "no NaN in scores": lambda q, k, v: (s := scores(q, k)).masked_fill(s.isnan(), 0.0).softmax(-1) @ v,
         "talking weights": (lambda q, k, v, mix: mix(scores(q, k).softmax(-1)) @ v, nn.Conv2d(H, H, 1)),
-        "talking by einsum": (
-            lambda q, k, v, mix: torch.einsum("bhqk,hg->bgqk", scores(q, k).softmax(-1), mix.weight) @ v,
-            nn.Linear(H, H),
-        ),
         "differential": lambda q, k, v: (scores(q, k).softmax(-1) - 0.5 * scores(k, q).softmax(-1)) @ v,
         "of the mean over heads": lambda q, k, v: scores(q, k).softmax(-1).mean(1, keepdim=True) @ v,
         "one query": lambda q, k, v: scores(q[:, :, -1:], k).softmax(-1) @ v,
@@ -315,6 +273,18 @@ class Slots(nn.Module):
         logits = torch.einsum("btc,cs->bts", x, self.slots)
         slots = logits.softmax(1).mT @ x
         return logits.softmax(-1) @ slots
+
+
+class OneHotTokens(nn.Module):
+    """Tokens that are rows of zeros and ones, which a query reads as they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.W_query = nn.Linear(C, C, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.one_hot(x.argmax(-1), C).to(x.dtype)
+        return (self.W_query(x) @ x.mT).softmax(-1) @ x
 
 
 class Synthesizer(nn.Module):
@@ -418,5 +388,5 @@ class KeptKeys(nn.Module):
 
 MODULES = [
     *(Outlook, Prompt, OnePrompt, Latents, Slots, Synthesizer, SynthesizerOfChannels, Graph, Efficient, ScoredPairs, Additive),
-    *(Separate, KeptKeys),
+    *(Separate, KeptKeys, OneHotTokens),
 ]

@@ -1,62 +1,301 @@
-"""A softmax of powers of 2 is recorded with the scale that gives its weights, as a softmax of powers of e is."""
+"""A softmax that code writes out of exponentials: divided before the values, after them, by more than their sums, or never."""
 
-import math
+from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from observe.interception.handwritten.handwritten_attention import CAUSAL, B, C, Own, T
-from observe.recording_checks import EQUAL, compute_weights, record_and_compare
+import regard
+from observe.interception.handwritten.handwritten_attention import CAUSAL, B, C, D, H, Own, T, scores
+from observe.recording_checks import EQUAL, record_and_compare
+from regard.observe.interception.handwritten.softmax.undivided_contexts import BY_MORE, DIVIDED, UNFOLLOWED
 
 pytestmark = pytest.mark.usefixtures("in_float64")
-LOG2_E = math.log2(math.e)
-POWERS = {
-    "exp2": torch.exp2,
-    "special.exp2": torch.special.exp2,
-    "exp2 in place": Tensor.exp2_,
-    "2 ** x": lambda x: 2**x,
-    "2.0 ** x": lambda x: 2.0**x,
-    "pow": lambda x: torch.pow(2, x),
+SLOTS = 3
+SOFTMAXES: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "softmax": torch.softmax,
+    "exponentials": lambda s, dim: (e := s.exp()) / e.sum(dim, keepdim=True),
+    "normalize": lambda s, dim: F.normalize(torch.exp(s - s.amax(dim, keepdim=True)), 1.0, dim),
+    "logsumexp": lambda s, dim: torch.exp(s - torch.logsumexp(s, dim=dim).unsqueeze(dim)),
+    "logarithms of sums": lambda s, dim: (s - s.exp().sum(dim, keepdim=True).log()).exp(),
+    "a reciprocal": lambda s, dim: torch.mul((e := s.exp()).sum(dim, keepdim=True).add(1e-300).reciprocal(), e),
+    "in place": lambda s, dim: (
+        (e := s.sub(s.detach().amax(dim, keepdim=True)).exp_()) / e.sum(dim, keepdim=True).clamp(min=1e-9)
+    ),
+    "twice": lambda s, dim: torch.exp(s - s.max()) / torch.exp(s - s.max()).sum(dim, keepdim=True),
+    "masked by a product": lambda s, dim: (e := s.exp() * torch.ones(s.shape[1:])) / e.sum(dim, keepdim=True),
+    "masked in place": lambda s, dim: (e := s.exp().masked_fill(torch.zeros(s.shape[1:]).bool(), 0)) / e.sum(dim, keepdim=True),
 }
 
 
-class PowerSoftmax(nn.Module):
-    """softmax(q kᵀ / √d) v, by powers of a base whose exponents have the factor 1 / log(base)."""
-
-    def __init__(self, power, factor: float, is_divided_late: bool, is_causal: bool) -> None:
-        super().__init__()
-        self.power, self.factor = power, factor
-        self.is_divided_late, self.is_causal = is_divided_late, is_causal
-        self.q = self.k = torch.empty(0)
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self.q, self.k = q.detach(), k.detach()
-        exponents = q @ k.mT * (self.factor / math.sqrt(q.shape[-1]))
-        exponents = exponents.masked_fill(~CAUSAL, -torch.inf) if self.is_causal else exponents
-        powers = self.power(exponents - exponents.amax(-1, keepdim=True))
-        total = powers.sum(-1, keepdim=True)
-        return powers @ v / total if self.is_divided_late else powers / total @ v
+def exponentials(q: Tensor, k: Tensor) -> Tensor:
+    return scores(q, k).masked_fill(~CAUSAL, -torch.inf).exp()
 
 
-def assert_exact(power, factor: float, is_divided_late: bool = False, is_causal: bool = False) -> None:
-    attend = PowerSoftmax(power, factor, is_divided_late, is_causal)
-    model = nn.Sequential(Own((lambda q, k, v, part: part(q, k, v), attend)))
-    recording, _ = record_and_compare(model, lambda m: m(torch.randn(B, T, C)))
+def total(e: Tensor) -> Tensor:
+    return e.sum(-1, keepdim=True)
+
+
+def divide_in_place(e: Tensor, v: Tensor) -> Tensor:
+    context = e @ v
+    context /= total(e)
+    return context
+
+
+def divide_by_last(context: Tensor) -> Tensor:
+    return context[..., :-1] / context[..., -1:]
+
+
+def divide_by_a_channel(e: Tensor, v: Tensor) -> Tensor:
+    context, sums = (e @ torch.cat([v, torch.ones_like(v[..., :1])], -1)).split([D, 1], -1)
+    return context / sums
+
+
+def write_rows(e: Tensor, v: Tensor) -> Tensor:
+    contexts = torch.empty_like(v)
+    for start in range(0, T, 2):
+        rows = slice(start, start + 2)
+        contexts[:, :, rows] = e[:, :, rows] @ v
+    return contexts / total(e)
+
+
+def divide_in_the_shape_of_the_context(e: Tensor, v: Tensor) -> Tensor:
+    context = e @ v
+    return context / total(e).expand_as(context).type_as(context)
+
+
+def inspect(context: Tensor) -> Tensor:
+    assert torch.isfinite(context).all()
+    assert not context.isnan().any()
+    assert context.abs().max() < 1e9
+    assert context.mean(-1).std() >= 0
+    return context
+
+
+DIVIDED_BY_SUMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "before": lambda e, v: (e / total(e)) @ v,
+    "after": lambda e, v: (e @ v) / total(e),
+    "in place": divide_in_place,
+    "by their reciprocals": lambda e, v: (e @ v) * total(e).reciprocal(),
+    "reciprocals first": lambda e, v: (1 / total(e)) * (e @ v),
+    "by a product with ones": lambda e, v: (e @ v) / (e @ torch.ones_like(v[..., :1])),
+    "with heads side by side": lambda e, v: ((e @ v).transpose(1, 2) / total(e).transpose(1, 2)).transpose(1, 2),
+    "with a column of ones": lambda e, v: divide_by_last(e @ torch.cat([v, torch.ones_like(v[..., :1])], -1)),
+    "with a channel of ones": divide_by_a_channel,
+    "written into a tensor": lambda e, v: torch.empty_like(v).copy_(e @ v) / total(e),
+    "by einsum": lambda e, v: torch.einsum("bhtd,bht->bhtd", [torch.einsum("bhqk,bhkd->bhqd", [e, v]), 1 / e.sum(-1)]),
+    "by addcdiv": lambda e, v: torch.addcdiv(torch.zeros(()), e @ v, total(e)),
+    "in the shape of the context": divide_in_the_shape_of_the_context,
+    "after it was inspected": lambda e, v: inspect(e @ v) / total(e),
+    "in blocks of rows": lambda e, v: torch.cat([rows @ v for rows in e.split(2, -2)], -2) / total(e),
+    "in rows that are written": write_rows,
+    "head by head": lambda e, v: torch.stack([c / s for c, s in zip((e @ v).unbind(1), total(e).unbind(1), strict=True)], 1),
+}
+NOT_DIVIDED: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {  # and what the only note says
+    "at all": (lambda e, v: e @ v, DIVIDED),
+    "but inspected": (lambda e, v: inspect(e @ v), DIVIDED),
+    "by twice their sums": (lambda e, v: (e @ v) / (2 * total(e)), DIVIDED),
+    "by the number of keys": (lambda e, v: (e / T) @ v, DIVIDED),
+    "by roots": (lambda e, v: (e / total(e).sqrt()) @ v, DIVIDED),
+    "by sums of all queries": (lambda e, v: (e / e.sum((-1, -2), keepdim=True)) @ v, DIVIDED),
+    "by sums of other rows": (lambda e, v: (e @ v) / total(e).roll(1, -2), DIVIDED),
+    "by more": (lambda e, v: (e @ v) / (1 + total(e)), BY_MORE),
+    "before a function changes the context": (lambda e, v: (e @ v).tanh() / total(e), UNFOLLOWED.format("tanh")),
+}
+
+
+def record_exponentials(divide: Callable[[Tensor, Tensor], Tensor]) -> tuple[regard.Recording, Own, Tensor]:
+    part = Own(lambda q, k, v: divide(exponentials(q, k), v))
+    torch.manual_seed(5)
+    with torch.no_grad():
+        recording, output = record_and_compare(nn.Sequential(part, nn.Identity()), lambda m: m(torch.randn(B, T, C)))
+    return recording, part, output
+
+
+@pytest.mark.parametrize("divide", DIVIDED_BY_SUMS.values(), ids=DIVIDED_BY_SUMS)
+def test_those_divided_by_their_sums_are_a_softmax(divide):
+    recording, part, output = record_exponentials(divide)
     assert not recording.notes
-    found = recording.map(0)
-    assert found.planes.request.bias is None
-    expected = compute_weights(attend.q, attend.k, CAUSAL if is_causal else None)
-    assert (found.dense() - expected).abs().max() < EQUAL
+    if len(recording.calls) == 1:  # else of blocks of rows
+        torch.testing.assert_close(recording.map(0).dense() @ part.values, output, rtol=0, atol=EQUAL)
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("is_divided_late", [False, True])
-@pytest.mark.parametrize("power", POWERS.values(), ids=POWERS)
-def test_a_softmax_of_powers_of_two_is_recorded_without_stored_weights(power, is_divided_late, is_causal):
-    assert_exact(power, LOG2_E, is_divided_late, is_causal)
+@pytest.mark.parametrize("name", NOT_DIVIDED)
+def test_those_divided_by_anything_else_have_a_note(name):
+    divide, note = NOT_DIVIDED[name]
+    recording, *_ = record_exponentials(divide)
+    assert recording.notes == [f"0: {note}"]
+    torch.testing.assert_close(total(recording.map(0).dense()), torch.ones(B, H, T, 1), rtol=0, atol=EQUAL)
 
 
-@pytest.mark.parametrize("power", [lambda x: math.e**x, lambda x: torch.pow(math.e, x)], ids=["e ** x", "pow"])
-def test_a_softmax_of_powers_of_e_is_recorded_without_stored_weights(power):
-    assert_exact(power, 1.0)
+@pytest.mark.parametrize("after", [False, True])
+def test_a_small_number_beside_the_sums_has_a_note_of_how_small(after):
+    def divide(e: Tensor, v: Tensor) -> Tensor:
+        sums = total(e) + 1e-5 * torch.arange(T).view(T, 1)  # no sink, which would be the same for all queries
+        return (e @ v) / sums if after else (e / sums) @ v
+
+    recording, part, output = record_exponentials(divide)
+    (note,) = recording.notes
+    assert note.startswith("0: the rows of its weights sum to 1 up to ")
+    torch.testing.assert_close(recording.map(0).dense() @ part.values, output, rtol=1e-3, atol=1e-3)
+
+
+class Both(nn.Module):
+    """A layer that divides by the sums, after one that does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        ways = NOT_DIVIDED["at all"][0], DIVIDED_BY_SUMS["after"]
+        self.parts = nn.ModuleList(Own(lambda q, k, v, way=way: way(exponentials(q, k), v)) for way in ways)
+
+    def forward(self, x: Tensor, which: slice) -> Tensor:
+        return sum(part(x) for part in self.parts[which])
+
+
+def test_each_layer_and_each_forward_is_noted_by_itself():
+    model = Both()
+    with torch.no_grad(), regard.record(model) as recording:
+        model(torch.randn(B, T, C), slice(1, 2))
+        assert not recording.notes
+        model(torch.randn(B, T, C), slice(2))
+    assert recording.notes == [f"parts.0: {DIVIDED}"]
+    with torch.no_grad(), regard.record(model, layers=["parts.1"]) as recording:
+        model(torch.randn(B, T, C), slice(2))
+    assert recording.names == ["parts.1"]
+    assert not recording.notes
+
+
+def test_a_forward_that_raised_before_it_divided_has_no_note():
+    def fail(e: Tensor, v: Tensor) -> Tensor:
+        contexts.append(e @ v)
+        raise RuntimeError("stopped")
+
+    contexts: list[Tensor] = []
+    model = nn.Sequential(Own(lambda q, k, v: fail(exponentials(q, k), v)))
+    with torch.no_grad(), regard.record(model) as recording, pytest.raises(RuntimeError, match="stopped"):
+        model(torch.randn(B, T, C))
+    assert contexts
+    assert not recording.notes
+
+
+@given(st.floats(1e-6, 1e3), st.booleans(), st.booleans(), st.integers(0, 99))
+def test_a_number_added_to_the_sums_is_a_sink_of_each_head_also_where_a_query_sees_nothing(added, shifted, is_blind, seed):
+    sinks = added * torch.tensor([1.0, 0.3, 2.0]).view(H, 1, 1)
+    hidden = torch.zeros(B, 1, T, T, dtype=torch.bool)
+    hidden[0, :, :2] = is_blind
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        numbers = scores(q, k).masked_fill(~CAUSAL | hidden, -torch.inf)
+        most = numbers.amax(-1, keepdim=True) if shifted and not is_blind else torch.zeros(())
+        e = (numbers - most).exp()
+        return (e / (sinks * (-most).exp() + total(e))) @ v
+
+    part = Own(attend)
+    torch.manual_seed(seed)
+    recording, output = record_and_compare(nn.Sequential(part, nn.Identity()), lambda m: m(torch.randn(B, T, C)))
+    torch.testing.assert_close(recording.map(0).dense() @ part.values, output, rtol=0, atol=EQUAL)
+    assert not recording.notes
+
+
+# Exponentials of scores of single tokens, and of distances of numbers.
+
+
+@pytest.mark.parametrize("softmax", SOFTMAXES)
+@pytest.mark.parametrize(("width", "dim"), [(T, -1), (SLOTS, 1)])
+def test_weights_that_tokens_predict_are_recorded_as_they_are(softmax, width, dim):
+    class Predicted(nn.Module):
+        """Weights of places, or of slots that read all tokens, which each token predicts without keys."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.score, self.value = nn.Linear(C, width), nn.Linear(C, D)
+
+        def forward(self, x: Tensor) -> Tensor:
+            weights = SOFTMAXES[softmax](self.score(x), dim)
+            self.weights = (weights if dim == -1 else weights.mT).detach()
+            return (weights if dim == -1 else weights.mT) @ self.value(x)
+
+    part = Predicted()
+    recording, _ = record_and_compare(nn.Sequential(part), lambda m: m(torch.randn(B, T, C)))
+    torch.testing.assert_close(recording.map(0).dense()[:, 0], part.weights, rtol=0, atol=EQUAL)
+
+
+class Squares(nn.Module):
+    """A square matrix of weights that tokens predict, whose sums have lost their axis."""
+
+    def __init__(self, divide: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.score, self.divide = nn.Linear(C, T), divide
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.weights = self.divide(self.score(x).exp()).detach()
+        return self.divide(self.score(x).exp()) @ x
+
+
+SQUARES: dict[str, Callable[[Tensor], Tensor]] = {
+    "of columns": lambda e: (e / e.sum(0)).mT,
+    "of rows": lambda e: (e.mT / e.sum(1)).mT,
+    "of logarithms": lambda e: (s := e.log()).sub(s.logsumexp(0)).exp().mT,
+    "of the other axis": lambda e: e / e.sum(1),
+}
+
+
+@pytest.mark.parametrize("name", SQUARES)
+def test_the_sums_of_a_square_matrix_are_along_the_axis_that_they_state(name):
+    part = Squares(SQUARES[name])
+    recording, _ = record_and_compare(nn.Sequential(part), lambda m: m(torch.randn(T, C)))
+    if name == "of the other axis":
+        assert not recording.calls
+    else:
+        torch.testing.assert_close(recording.map(0).dense()[0, 0], part.weights, rtol=0, atol=EQUAL)
+
+
+def test_the_distances_of_single_numbers_are_scores():
+    class KernelRegression(nn.Module):
+        """Averages of the values of points by their distances, each a single number."""
+
+        def forward(self, points: Tensor, values: Tensor, queries: Tensor) -> Tensor:
+            kernel = torch.exp(-((points.reshape(-1, 1) - queries.reshape(1, -1)) ** 2) / 2)
+            self.weights = kernel / kernel.sum(0)
+            return values @ self.weights
+
+    part = KernelRegression()
+    recording, _ = record_and_compare(part, lambda m: m(torch.randn(T), torch.randn(T), torch.randn(D)))
+    torch.testing.assert_close(recording.map(0).dense()[0, 0], part.weights.mT, rtol=0, atol=EQUAL)
+
+
+class Exponentials(nn.Module):
+    """A layer of one head with projections."""
+
+    def __init__(self, divide: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(D, D) for _ in range(4))
+        self.divide = divide
+
+    def forward(self, x: Tensor) -> Tensor:
+        t = x.shape[1]
+        numbers = self.q_proj(x) @ self.k_proj(x).mT / D**0.5
+        numbers = numbers.masked_fill(torch.ones(t, t, dtype=torch.bool).triu(1), -torch.inf)
+        return self.out_proj(self.divide((numbers - numbers.amax(-1, keepdim=True)).exp(), self.v_proj(x)))
+
+
+EXAMINED: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], bool]] = {  # whether rows sum to one
+    "at all": (NOT_DIVIDED["at all"][0], False),
+    "by twice their sums": (NOT_DIVIDED["by twice their sums"][0], False),
+    "before": (DIVIDED_BY_SUMS["before"], True),
+    "after": (DIVIDED_BY_SUMS["after"], True),
+    "with an epsilon": (lambda e, v: (e @ v) / (total(e) + 1e-5), True),
+    "with a sink": (lambda e, v: (e @ v) / (total(e) + 0.7), True),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXAMINED)
+def test_examine_finds_whether_rows_sum_to_one(name):
+    divide, sums_to_one = EXAMINED[name]
+    kinds = [finding.kind for finding in regard.examine(Exponentials(divide)).findings]
+    assert ("not normalised" in kinds) != sums_to_one

@@ -4,15 +4,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from transformers import BloomConfig, BloomForCausalLM
 
 from observe.eager_weights import are_equal, run
 from observe.families import TEXT
-from observe.family import ANY, B, Family, T, tokens
+from observe.family import ANY, B, Family, T, Widened, tokens
 from observe.handwritten_families import HAND, SINGLE, UNCOMPARED, UNSOFTENED, compare_with_attentions, compare_with_own_weights
 from observe.handwritten_media_families import KERNELS
 from observe.parametrized_families import parametrize_families
 from observe.recording_checks import EQUAL
+from regard import KnockOut, intervene, record
 
 UNNAMED = ("levit", "wavtokenizer", "groupvit")  # whose modules are numbered, not named
 ROUNDED = 1e-5  # of a model that computes in float32, from its own weights
@@ -97,3 +100,56 @@ def test_the_maps_of_layoutlmv2_are_the_attentions_that_it_hands_out(monkeypatch
         maps, difference = compare_with_attentions(LAYOUT, side)
         assert maps == LAYOUT.settings["num_hidden_layers"]
         assert difference < EQUAL, side
+
+
+def build_bloom() -> nn.Module:
+    torch.manual_seed(5)
+    return BloomForCausalLM(BloomConfig(hidden_size=24, n_layer=2, n_head=2, vocab_size=31)).eval()
+
+
+def test_a_head_that_is_knocked_out_adds_nothing():
+    model, ids = build_bloom().double(), torch.randint(31, (1, T))
+    with intervene(model, KnockOut(layer=0, head=1)):
+        logits = model(ids).logits
+    with torch.no_grad():
+        model.transformer.h[0].self_attention.dense.weight[:, 12:] = 0
+    torch.testing.assert_close(logits, model(ids).logits, rtol=0, atol=EQUAL)
+
+
+class SoftmaxGradients(TorchFunctionMode):
+    """Keeps every softmax with its gradient."""
+
+    def __init__(self) -> None:
+        self.weights: list[Tensor] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "") == "softmax":
+            result.retain_grad()
+            self.weights.append(result)
+        return result
+
+
+def test_the_pull_is_weight_times_gradient():
+    model, ids = build_bloom().double(), torch.randint(31, (1, T))
+    with Widened(), record(model, keep="values") as recording:
+        attribution = recording.attribute(model(ids).logits[0, -1, 3])
+    with Widened(), SoftmaxGradients() as dense:
+        model(ids).logits[0, -1, 3].backward()
+    for layer, weights in enumerate(dense.weights):
+        expected = (weights * weights.grad).view(1, 2, T, T)
+        torch.testing.assert_close(attribution.map(layer, kind="pull").dense(), expected, rtol=0, atol=EQUAL)
+
+
+def test_a_generation_with_a_cache_is_stitched_to_one_map():
+    model = build_bloom()
+    ids = torch.randint(1, 31, (1, T))
+    with record(model) as recording:
+        longer = model.generate(ids, max_new_tokens=4, do_sample=False, pad_token_id=0)
+    with record(model) as whole:
+        model(longer[:, :-1])
+    assert not recording.missed
+    assert len(recording.runs) == 1
+    for layer in range(2):
+        assert recording.map(layer).shape == whole.map(layer).shape
+        torch.testing.assert_close(recording.map(layer).dense(), whole.map(layer).dense(), rtol=1e-4, atol=1e-6)

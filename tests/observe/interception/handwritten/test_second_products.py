@@ -35,28 +35,18 @@ def multiply_distances(weights: Tensor, relative: Relative) -> Tensor:
     return flat.unflatten(-1, (T, 2 * T))[..., 1:] @ relative.distances
 
 
-def divide_by_sums(weights: Tensor, values: Tensor) -> Tensor:
-    sums = weights.sum(-1, keepdim=True)
-    return (weights @ values) / sums
-
-
 TWO_PRODUCTS = {
     "two values": lambda w, k, v, r: w @ v + w @ k,
-    "two values, of a copy": lambda w, k, v, r: w @ v + w.clone() @ k,
     "transposed": lambda w, k, v, r: w @ v + w.mT @ k,
     "relative values": lambda w, k, v, r: w @ v + multiply_pairs(w, r),
-    "relative values first": lambda w, k, v, r: multiply_pairs(w, r) + w @ v,
     "relative values, entry by entry": lambda w, k, v, r: w @ v + (w.unsqueeze(-1) * r.pairs).sum(-2),
-    "distances": lambda w, k, v, r: w @ v + multiply_distances(w, r),
     "distances first": lambda w, k, v, r: multiply_distances(w, r) + w @ v,
     "two steps": lambda w, k, v, r: w @ (w @ v),
 }
 ONE_PRODUCT = {
     "alone": lambda w, k, v, r: w @ v,
     "beside their sums": lambda w, k, v, r: (w @ v) / (w @ torch.ones_like(v[..., :1])),
-    "beside sums that were computed before": lambda w, k, v, r: divide_by_sums(w, v),
     "beside their entropy": lambda w, k, v, r: (w @ v) + 0 * (w * w.log()).sum(-1, keepdim=True),
-    "beside a product with themselves": lambda w, k, v, r: (w @ v) + 0 * (w @ w.mT - torch.eye(T)).square().mean(),
     "beside their mean": lambda w, k, v, r: (w @ v) + 0 * w.mean(1).amax(),
     "beside a penalty of distances": lambda w, k, v, r: (w @ v) + 0 * (w * r.pairs[..., 0]).sum(),
     "by blocks of queries": lambda w, k, v, r: torch.cat([rows @ v for rows in w.split(2, -2)], -2),
@@ -72,18 +62,14 @@ def run(model: nn.Module):
     return model(torch.randn(B, T, C))
 
 
-@pytest.mark.parametrize("activate", [lambda s: s.softmax(-1), torch.sigmoid], ids=["softmax", "sigmoid"])
 @pytest.mark.parametrize("form", TWO_PRODUCTS.values(), ids=TWO_PRODUCTS)
-def test_a_second_product_of_weights_has_a_note(form, activate):
-    recording, _ = record_and_compare(build_own(form, activate), run)
-    assert len(recording.calls) == 1
-    assert len(recording.notes) == 1
-    assert recording.notes[0].startswith(f"0: {MULTIPLIED.split('{')[0]}")
-
-
-@pytest.mark.parametrize("form", TWO_PRODUCTS.values(), ids=TWO_PRODUCTS)
-def test_an_intervention_that_leaves_a_second_product_unchanged_warns(form):
-    model = build_own(form)
+def test_a_second_product_of_weights_has_a_note_and_an_intervention_that_leaves_it_unchanged_warns(form):
+    for activate in (torch.sigmoid, lambda s: s.softmax(-1)):
+        model = build_own(form, activate)
+        recording, _ = record_and_compare(model, run)
+        (note,) = recording.notes
+        assert len(recording.calls) == 1
+        assert note.startswith(f"0: {MULTIPLIED.split('{')[0]}")
     told = pytest.warns(UserWarning, match="A part of the output of 0 was not changed: its weights")
     with torch.no_grad(), told, regard.intervene(model, regard.KnockOut(layer=0, head=1)):
         run(model)
@@ -132,7 +118,7 @@ class Heads(nn.Module):
         self.uses_again = uses_again
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        q, k, v = self.project(x).unflatten(-1, (3, C // D, D)).permute(2, 0, 3, 1, 4)
+        q, k, v = self.project(x).unflatten(-1, (3, H, D)).permute(2, 0, 3, 1, 4)
         context, weights = self.helper(q, k, v)
         return (context + multiply_pairs(weights, self.relative) if self.uses_again else context), weights
 
@@ -178,59 +164,26 @@ def test_relative_values_of_vits_have_a_note_and_an_intervention_warns():
             encode(encoder)
 
 
-class RankingAttention(nn.Module):
-    """Attention that sums weights times the norms of values over the heads, which ranks tokens. https://arxiv.org/abs/2111.15667"""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_heads, self.qkv = 3, nn.Linear(12, 36)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        q, k, v = self.qkv(x).unflatten(-1, (3, 3, 4)).permute(2, 0, 3, 1, 4)
-        weights = (q @ k.mT / 2).softmax(-1)
-        ranks = torch.einsum("b h n, b h n -> b n", weights[..., 0, 1:], v[..., 1:, :].norm(dim=-1))
-        return (weights @ v).transpose(1, 2).flatten(2), ranks
-
-
-def test_a_sum_of_weights_over_heads_is_no_attention():
-    recording, _ = record_and_compare(nn.Sequential(RankingAttention()), lambda m: m(torch.randn(2, 7, 12)))
-    (call,) = recording.calls
-    assert call.map.shape == (2, 3, 7, 7)
-
-
 class Contacts(nn.Module):
-    """Two layers, and contacts of tokens from the symmetric weights of both, without those of padding."""
+    """Two layers, contacts of tokens from the symmetric weights of both, and ranks of tokens by weights over the heads."""
 
     def __init__(self, join) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Weighing() for _ in range(2))
-        self.join, self.regression = join, nn.Linear(2 * H, 1)
+        self.layers, self.join, self.regression = nn.ModuleList(Heads(False) for _ in range(2)), join, nn.Linear(2 * H, 1)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        found = []
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        weights = []
         for layer in self.layers:
-            x, weights = layer(x)
-            found.append(weights)
+            context, own = layer(x)
+            x, weights = context.transpose(1, 2).flatten(2), [*weights, own]
         real = (x[..., 0] > 0).to(x)
-        joined = self.join(found) * (real[:, :, None] * real[:, None])[:, None]
-        return x, self.regression((joined + joined.mT).movedim(1, -1)).squeeze(-1)
+        joined = self.join(weights) * (real[:, :, None] * real[:, None])[:, None]
+        ranks = torch.einsum("b h n, b h n -> b n", own[..., 0, 1:], context[..., 1:, :].norm(dim=-1))
+        return x, self.regression((joined + joined.mT).movedim(1, -1)).squeeze(-1), ranks
 
 
-class Weighing(nn.Module):
-    """Attention that multiplies a copy of its weights, which it returns."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.project = nn.Linear(C, 3 * C)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        q, k, v = self.project(x).unflatten(-1, (3, H, D)).permute(2, 0, 3, 1, 4)
-        weights = scores(q, k).softmax(-1)
-        return (weights.clone() @ v).transpose(1, 2).flatten(2), weights
-
-
-@pytest.mark.parametrize("join", [lambda found: torch.stack(found, 1).flatten(1, 2), lambda found: torch.cat(found, 1)])
-def test_weights_of_layers_that_are_joined_and_masked_are_no_products_with_values(join):
+@pytest.mark.parametrize("join", [lambda weights: torch.stack(weights, 1).flatten(1, 2), lambda weights: torch.cat(weights, 1)])
+def test_weights_that_are_joined_masked_and_summed_over_heads_are_no_products_with_values(join):
     recording, _ = record_and_compare(Contacts(join), lambda model: model(torch.randn(B, T, C)))
-    assert len(recording.calls) == 2
+    assert [call.map.shape for call in recording.calls] == [(B, H, T, T)] * 2
     assert not recording.notes

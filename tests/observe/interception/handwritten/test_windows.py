@@ -1,4 +1,4 @@
-"""Windows that are gathered by an index, cut, rolled or written: attention over them is recorded, with a row for each query."""
+"""Attention over windows that an index gathers or code cuts, rolls or writes, and over sampled places: a row for each query."""
 
 import pytest
 import torch
@@ -113,9 +113,9 @@ class Neighborhood(nn.Module):
         return context.reshape(x.shape)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("windows", WINDOWS)
-@pytest.mark.parametrize("is_inference", [False, True], ids=["", "inference"])
+@pytest.mark.parametrize(
+    ("windows", "form", "is_inference"), [(one, form, n % 2 == 0) for n, one in enumerate(WINDOWS) for form in FORMS]
+)
 def test_attention_over_gathered_windows_has_a_row_for_each_query(windows, form, is_inference):
     part = Neighborhood(WINDOWS[windows], FORMS[form])
     x = torch.randn(B, C, ROWS, COLUMNS)
@@ -149,11 +149,6 @@ def test_windows_that_another_module_gathered_are_recorded(windows):
     torch.testing.assert_close(found, expected, rtol=0, atol=EQUAL)
 
 
-def loop(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    weights = torch.stack([(q * one).sum(1) for one in cut(k)], 1).softmax(1)
-    return sum(weights[:, n, None] * one for n, one in enumerate(cut(v)))
-
-
 class DynamicConvolution(nn.Module):
     """A row of weights for each token and head, of the tokens before it. https://arxiv.org/abs/1901.10430"""
 
@@ -166,7 +161,7 @@ class DynamicConvolution(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         weights, v = self.weigh(x).unflatten(-1, (H, -1)).softmax(-1), self.value(x)
-        self.weights = weights.detach()
+        self.weights = weights.detach().flatten(0, 1)
         width = self.STEP * (self.PLACES - 1)
         padded = F.pad(v, (0, 0, width, 0))
         index = torch.arange(self.TOKENS)[:, None] + self.STEP * torch.arange(self.PLACES)
@@ -184,15 +179,36 @@ class DynamicConvolution(nn.Module):
         return (weights.transpose(2, 3).unsqueeze(-1) * windows).sum(2).flatten(2)
 
 
-@pytest.mark.parametrize("style", ["an index", "gather", "cuts", "unfold"])
-def test_a_dilated_dynamic_convolution_has_a_row_for_each_token(style):
-    part = DynamicConvolution(style)
-    recording, _ = record_and_compare(nn.Sequential(part), lambda model: model(torch.randn(B, part.TOKENS, C)))
+class TokensFirst(DynamicConvolution):
+    """As fairseq writes it, tokens first: heads are in the batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, n = x.transpose(0, 1), self.PLACES  # (t, b, c)
+        weights = F.softmax(self.weigh(x).view(-1, n), dim=1)
+        self.weights = weights.detach().view(-1, H, n)
+        padded = F.pad(x, (0, 0, 0, 0, n - 1, 0))
+        if self.style == "strided":
+            windows = padded.as_strided((len(x), B, C, n), (B * C, C, 1, B * C)).view(-1, D, n)
+        else:
+            windows = padded.unfold(0, n, 1).reshape(-1, D, n)
+        if self.style == "summed":
+            return (windows * weights.unsqueeze(1)).sum(-1).view(x.shape).transpose(0, 1)
+        return torch.bmm(windows, weights.unsqueeze(2)).view(x.shape).transpose(0, 1)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        *(pytest.param(DynamicConvolution(style), id=style) for style in ("an index", "gather", "cuts", "unfold")),
+        *(pytest.param(TokensFirst(style), id=f"tokens first, {style}") for style in ("strided", "unfolded", "summed")),
+    ],
+)
+def test_a_dynamic_convolution_has_a_row_for_each_token(part):
+    recording, _ = record_and_compare(nn.Sequential(part).double(), lambda model: model(torch.randn(B, part.TOKENS, C)))
     (call,) = recording.calls
-    found = call.map.dense()
     assert call.kind == "cross"
-    assert found.shape == (B * part.TOKENS, H, 1, part.PLACES)
-    torch.testing.assert_close(found.squeeze(2), part.weights.flatten(0, 1), rtol=0, atol=EQUAL)
+    assert call.map.shape == (B * part.TOKENS, H, 1, part.PLACES)
+    torch.testing.assert_close(call.map.dense().squeeze(2), part.weights, rtol=0, atol=EQUAL)
 
 
 @pytest.mark.parametrize("is_inference", [False, True], ids=["", "inference"])
@@ -224,149 +240,99 @@ def test_deformable_attention_has_the_weights_of_the_pixels_that_it_picks(is_inf
     assert torch.equal(weights.flatten(), expected.flatten())
 
 
-class Gate(nn.Module):
-    """Softmaxes over other things than the places of a window: x (b, t, c) with weights of C entries for each token."""
+class DeformableAttention(nn.Module):
+    """The function of Deformable DETR in PyTorch, of two levels. https://arxiv.org/abs/2010.04159"""
 
-    def __init__(self, mix) -> None:
-        super().__init__()
-        self.mix, self.weigh, self.value = mix, nn.Linear(C, C), nn.Linear(C, C)
-        self.table, self.kernel = nn.Parameter(torch.randn(T, C)), nn.Parameter(torch.randn(C))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.mix(self, x, self.weigh(x).softmax(-1), self.value(x))
-
-
-def shift(v: Tensor, dim: int = 1) -> list[Tensor]:
-    return [v.roll(n, dim) for n in range(C)]
-
-
-def route(self, x, w, v):
-    """The chosen two of all experts, picked by two indices."""
-    made = torch.stack([F.linear(v, self.table[n : n + C].mT) for n in range(C)], 2).flatten(0, 1)
-    gates, chosen = w.flatten(0, 1).topk(2)
-    return (gates.unsqueeze(-1) * made[torch.arange(len(made))[:, None], chosen]).sum(1)
-
-
-def unsort(self, x, w, v):
-    """Experts see the tokens in the order of the experts, and the results are put back."""
-    gates, chosen = w.flatten(0, 1).topk(2)
-    order = chosen.flatten().argsort()
-    made = F.linear(v.flatten(0, 1)[order // 2], self.table[:C])[order.argsort()]
-    return (gates.unsqueeze(-1) * made.unflatten(0, (-1, 2))).sum(1)
-
-
-def quantize(self, x, w, v):
-    """Codes of a table, of which each token picks several."""
-    chosen = (v @ self.table.mT).topk(C).indices
-    return (w.unsqueeze(-1) * self.table[chosen]).sum(2)
-
-
-def restore_order(self, x, w, v):
-    """Tokens that were shuffled are put back, and the groups of their features are gated."""
-    order = x[..., 0].argsort(1)
-    return (w.unsqueeze(-1) * v[torch.arange(B)[:, None], order].unflatten(-1, (C, 1))).sum(2)
-
-
-def draw(self, x, w, v):
-    drawn = torch.multinomial(w.flatten(0, 1), 2)
-    return F.embedding(drawn, self.table) * w.flatten(0, 1).gather(1, drawn).unsqueeze(-1)
-
-
-def contrast(self, x, w, v):
-    """A loss of each token with itself and some others."""
-    others = (torch.arange(T)[:, None] + torch.arange(C)) % T
-    return -(x.unsqueeze(2) * v[:, others]).sum(-1).log_softmax(-1)[..., 0].mean()
-
-
-def swap(self, x, w, v):
-    """Tensors that are written into each other."""
-    one, other = v.clone(), x.clone()
-    kept = one.clone()
-    one.copy_(other)
-    other.copy_(kept)
-    return (w.unsqueeze(-1) * one.unsqueeze(2).expand(-1, -1, C, -1)).sum(2)
-
-
-def gate_groups(self, x, w, v):
-    """Tokens that were repeated by an index, with gates of groups of their features."""
-    repeats = torch.arange(3 * T) // 3
-    return (self.weigh(x)[:, repeats, :H].softmax(-1).unsqueeze(-1) * v[:, repeats].unflatten(-1, (H, D))).sum(2)
-
-
-GATES = {
-    "a router": route,
-    "a router that sorts": unsort,
-    "a codebook": quantize,
-    "tokens put back": restore_order,
-    "a sampler": draw,
-    "tensors that change places": swap,
-    "repeated tokens": gate_groups,
-    "a loss": contrast,
-    "chunks of features": lambda self, x, w, v: (w.unsqueeze(-1) * torch.stack(v.chunk(C, -1), 2)).sum(2),
-    "copies": lambda self, x, w, v: (w.unsqueeze(-1) * torch.stack([v] * C, 2)).sum(2),
-    "a token and its predecessor": lambda self, x, w, v: (
-        w[..., :2].softmax(-1).unsqueeze(-1) * torch.stack([v, v.roll(1, 1)], 2)
-    ).sum(2),
-    "a loop over two": lambda self, x, w, v: w[..., :1] * v + w[..., 1:2] * v.roll(1, 1),
-    "layers": lambda self, x, w, v: (w.unsqueeze(-1) * torch.stack([self.value(v * n) for n in range(C)], 2)).sum(2),
-    "a loop over layers": lambda self, x, w, v: sum(w[..., n, None] * self.value(v * n) for n in range(C)),
-    "rolled features": lambda self, x, w, v: (w.unsqueeze(-2) * torch.stack(shift(v, -1), -1)).sum(-1),
-    "a loop over rolled features": lambda self, x, w, v: sum(w[..., n, None] * one for n, one in enumerate(shift(v, -1))),
-    "cut features": lambda self, x, w, v: (
-        w.unsqueeze(-2) * torch.stack([F.pad(v, (0, C))[..., n : n + C] for n in range(C)], -1)
-    ).sum(-1),
-    "picked features": lambda self, x, w, v: (w.unsqueeze(-2) * v[..., (torch.arange(C)[:, None] + torch.arange(C)) % C]).sum(
-        -1
-    ),
-    "a filter": lambda self, x, w, v: (self.kernel.softmax(0)[:, None] * torch.stack(shift(v), 2)).sum(2),
-    "a loop of a filter": lambda self, x, w, v: sum(self.kernel.softmax(0)[n] * one for n, one in enumerate(shift(v))),
-    "a filter for each sample": lambda self, x, w, v: (
-        self.weigh(x.mean(1)).softmax(-1)[:, None, :, None] * torch.stack(shift(v), 2)
-    ).sum(2),
-    "a loop of a filter for each sample": lambda self, x, w, v: sum(
-        self.weigh(x.mean(1)).softmax(-1)[:, n, None, None] * one for n, one in enumerate(shift(v))
-    ),
-    "a correlation volume": lambda self, x, w, v: F.conv1d(
-        torch.stack([(x * one).mean(-1) for one in shift(v)], 1), self.table[:C, :, None]
-    ),
-    "a shift": lambda self, x, w, v: torch.cat([one.roll(n, 1) for n, one in enumerate(v.chunk(C, -1))], -1) * w,
-    "pooling": lambda self, x, w, v: torch.stack(shift(v), 2).amax(2) * w + F.avg_pool1d(v.mT, 3, 1, 1).mT,
-    "an embedding": lambda self, x, w, v: (w.unsqueeze(-1) * self.table[torch.arange(T)[:, None] % C + torch.arange(C)]).sum(2),
-}
-
-
-class GroupGate(nn.Module):
-    """Gates of groups of the features of each token."""
+    LEVELS, POINTS, SHAPES = 2, 2, ((3, 4), (2, 2))
 
     def __init__(self) -> None:
         super().__init__()
-        self.weigh = nn.Linear(C, H)
+        self.num_heads, count = H, H * self.LEVELS * self.POINTS
+        self.offsets, self.weigh, self.value = nn.Linear(C, 2 * count), nn.Linear(C, count), nn.Linear(C, C)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return (self.weigh(x).softmax(-1).unsqueeze(-1) * x.unflatten(-1, (H, D))).sum(-2)
+    def forward(self, x: Tensor, image: Tensor) -> Tensor:
+        n = x.shape[1]
+        value = self.value(image).view(B, -1, H, C // H)
+        places = self.offsets(x).view(B, n, H, self.LEVELS, self.POINTS, 2).sigmoid()
+        weights = F.softmax(self.weigh(x).view(B, n, H, self.LEVELS * self.POINTS), -1)
+        self.weights = weights.detach().transpose(1, 2)
+        weights = weights.view(B, n, H, self.LEVELS, self.POINTS)
+        values, sampled = value.split([rows * columns for rows, columns in self.SHAPES], dim=1), []
+        for level, (rows, columns) in enumerate(self.SHAPES):
+            of_level = values[level].flatten(2).transpose(1, 2).reshape(B * H, C // H, rows, columns)
+            grid = (2 * places - 1)[:, :, :, level].transpose(1, 2).flatten(0, 1)
+            sampled.append(F.grid_sample(of_level, grid, align_corners=False))
+        weights = weights.transpose(1, 2).reshape(B * H, 1, n, self.LEVELS * self.POINTS)
+        output = (torch.stack(sampled, dim=-2).flatten(-2) * weights).sum(-1).view(B, C, n)
+        return output.transpose(1, 2).contiguous()
 
 
-class Picked(nn.Module):
-    """A module of tokens of which each was picked twice."""
+def test_deformable_attention_by_grid_sample_has_the_weights_of_the_places_that_each_query_samples():
+    part, image = DeformableAttention(), torch.randn(B, 16, C)
+    recording, _ = record_and_compare(nn.ModuleList([part]), lambda model: model[0](torch.randn(B, 7, C), image))
+    (call,) = recording.calls
+    found = call.map.dense()
+    assert found.shape == (B * 7, H, 1, 4)
+    torch.testing.assert_close(found.view(B, 7, H, 4).transpose(1, 2), part.weights, rtol=0, atol=EQUAL)
 
-    def __init__(self, part: nn.Module) -> None:
+
+class WeightedInPlace(nn.Module):
+    """Values that are overwritten before their products with weights are summed."""
+
+    def __init__(self, style: str) -> None:
         super().__init__()
-        self.part = part
+        self.style, self.weigh, self.project = style, nn.Linear(C, 3), nn.Linear(C, 3 * C)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.part(x[:, torch.arange(2 * T) // 2])
+        if self.style == "windows":
+            windows = F.pad(x, (0, 0, 2, 0)).unfold(1, 3, 1).clone()
+            return windows.mul_(self.weigh(x).softmax(-1).unsqueeze(-2)).sum(-1)
+        q, k, v = self.project(x).chunk(3, -1)
+        values = v.unsqueeze(1).clone()
+        weights = (q @ k.mT).softmax(-1).unsqueeze(-1)
+        assert self.style == "values"
+        weighted = values * weights
+        values.zero_()
+        return weighted.sum(2)
 
 
-def test_gates_of_tokens_that_another_module_picked_are_neither_recorded_nor_missed():
-    model = nn.Sequential(Picked(GroupGate()))
-    recording, _ = record_and_compare(model, lambda m: m(torch.randn(B, T, C)))
+@pytest.mark.parametrize("style", ["windows", "values"])
+def test_values_that_were_overwritten_are_missed(style):
+    with torch.no_grad():
+        part = nn.Sequential(WeightedInPlace(style))
+        recording, _ = record_and_compare(part, lambda model: model(torch.randn(B, 7, C)), missing=True)
     assert not recording.calls
+    assert len(recording.missed) == 1
 
 
-@pytest.mark.parametrize("is_inference", [False, True], ids=["", "inference"])
-@pytest.mark.parametrize("name", GATES)
-def test_what_gathers_no_windows_is_neither_recorded_nor_missed(name, is_inference):
-    model = nn.Sequential(Gate(GATES[name]))
-    with torch.inference_mode(is_inference):
-        recording, _ = record_and_compare(model, lambda m: m(torch.randn(B, T, C)))
-    assert not recording.calls
+class WindowAttention(nn.Module):
+    """Attention of each pixel, or each token, to those around it. https://arxiv.org/abs/1906.05909"""
+
+    def __init__(self, axes: int) -> None:
+        super().__init__()
+        convolution = (nn.Conv1d, nn.Conv2d)[axes - 1]
+        self.axes, self.query, self.key, self.value = axes, *(convolution(C, C, 1) for _ in range(3))
+
+    def unfold(self, x: Tensor) -> Tensor:
+        x = F.pad(x, [1] * 2 * self.axes)
+        for n in range(self.axes):
+            x = x.unfold(2 + n, 3, 1)
+        return x.flatten(2 + self.axes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.query(x), self.unfold(self.key(x)), self.unfold(self.value(x))
+        weights = (q.unsqueeze(-1) * k).sum(1, keepdim=True).softmax(-1)
+        self.weights = weights.detach()
+        return (weights * v).sum(-1)
+
+
+@pytest.mark.parametrize("axes", [1, 2])
+def test_windows_of_keys_and_values_are_self_attention(axes):
+    part = WindowAttention(axes)
+    x = torch.randn(B, C, *(4, 5)[:axes])
+    recording, _ = record_and_compare(nn.Sequential(part), lambda model: model(x))
+    (call,) = recording.calls
+    found = call.map.dense()
+    assert call.kind == "self"
+    assert ["each query has keys and values of its own" in note for note in recording.notes] == [True]
+    torch.testing.assert_close(found.flatten(), part.weights.flatten(), rtol=0, atol=EQUAL)

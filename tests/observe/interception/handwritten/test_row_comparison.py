@@ -69,34 +69,6 @@ def test_weights_are_near_their_softmax_and_no_others_are(seed, b, heads, t, d, 
         assert not are_rows_near(call, changed, rows)
 
 
-def test_rows_that_are_not_sampled_are_not_read():
-    call, weights, rows = build_case(0, 1, 2, 2, 40, 8)
-    others = [row for row in range(40) if row not in rows]
-    weights[:, :, others] = torch.nan
-    assert are_rows_near(call, weights, rows)
-
-
-def test_a_query_that_sees_nothing_is_left_to_torch():
-    hides_all = Window(left=2) & ~Window(left=2)
-    call, _, rows = build_case(0, 1, 2, 2, 9, 8)
-    call.mask = hides_all
-    assert not are_rows_near(call, torch.zeros(1, 2, 9, 9), rows)
-
-
-@pytest.mark.parametrize("change", ["float64", "columns", "scale"])
-def test_what_the_loop_does_not_read_is_compared_by_torch(change):
-    call, weights, rows = build_case(0, 1, 2, 2, 9, 8)
-    assert build_row_layout(call, weights, rows, 0.0) is not None
-    if change == "float64":
-        weights = weights.double()
-    elif change == "columns":
-        weights = weights.mT.contiguous().mT
-    else:
-        call.scale = torch.tensor(0.3)
-    assert build_row_layout(call, weights, rows, 0.0) is None
-    assert row_comparison.compare_rows(call, weights, 1.0, every=False) is None
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("hides", [-1e4, -1e9])
 def test_a_number_that_hides_a_key_allows_no_difference_of_others(dtype, hides):
