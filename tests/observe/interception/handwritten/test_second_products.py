@@ -165,25 +165,42 @@ def test_relative_values_of_vits_have_a_note_and_an_intervention_warns():
 
 
 class Contacts(nn.Module):
-    """Two layers, contacts of tokens from the symmetric weights of both, and ranks of tokens by weights over the heads."""
+    """Two layers, contacts of tokens from the symmetric weights of both, without those of padding."""
 
     def __init__(self, join) -> None:
         super().__init__()
         self.layers, self.join, self.regression = nn.ModuleList(Heads(False) for _ in range(2)), join, nn.Linear(2 * H, 1)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         weights = []
         for layer in self.layers:
             context, own = layer(x)
             x, weights = context.transpose(1, 2).flatten(2), [*weights, own]
         real = (x[..., 0] > 0).to(x)
         joined = self.join(weights) * (real[:, :, None] * real[:, None])[:, None]
-        ranks = torch.einsum("b h n, b h n -> b n", own[..., 0, 1:], context[..., 1:, :].norm(dim=-1))
-        return x, self.regression((joined + joined.mT).movedim(1, -1)).squeeze(-1), ranks
+        return x, self.regression((joined + joined.mT).movedim(1, -1)).squeeze(-1)
 
 
 @pytest.mark.parametrize("join", [lambda weights: torch.stack(weights, 1).flatten(1, 2), lambda weights: torch.cat(weights, 1)])
-def test_weights_that_are_joined_masked_and_summed_over_heads_are_no_products_with_values(join):
+def test_weights_of_layers_that_are_joined_and_masked_are_no_products_with_values(join):
     recording, _ = record_and_compare(Contacts(join), lambda model: model(torch.randn(B, T, C)))
     assert [call.map.shape for call in recording.calls] == [(B, H, T, T)] * 2
     assert not recording.notes
+
+
+def test_a_sum_of_weights_over_heads_in_their_own_layer_is_no_attention():
+    class RankingAttention(nn.Module):
+        """Weights times the norms of values, summed over the heads, rank tokens. https://arxiv.org/abs/2111.15667"""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.num_heads, self.qkv = 3, nn.Linear(12, 36)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            q, k, v = self.qkv(x).unflatten(-1, (3, 3, 4)).permute(2, 0, 3, 1, 4)
+            weights = (q @ k.mT / 2).softmax(-1)
+            ranks = torch.einsum("b h n, b h n -> b n", weights[..., 0, 1:], v[..., 1:, :].norm(dim=-1))
+            return (weights @ v).transpose(1, 2).flatten(2), ranks
+
+    recording, _ = record_and_compare(nn.Sequential(RankingAttention()), lambda m: m(torch.randn(2, 7, 12)))
+    assert [call.map.shape for call in recording.calls] == [(2, 3, 7, 7)]
