@@ -1,6 +1,6 @@
 """Right kernels that go block by block, as those in wrong_kernels, each with a limit of its own."""
 
-from examination.wrong_kernels import online, rotate_halves
+from examination.wrong_kernels import online
 from examination.wrong_masks import Fused
 
 
@@ -9,13 +9,6 @@ class Online(Fused):
 
     def attend(self, q, k, v):
         return online(q, k, v, 32)
-
-
-class OnlineWithPositions(Fused):
-    """The same, queries and keys turned."""
-
-    def attend(self, q, k, v):
-        return online(rotate_halves(q), rotate_halves(k), v, 16)
 
 
 class WholeBlocks(Fused):
@@ -41,7 +34,7 @@ def online_function(q, k, v):
 
 
 KERNELS = [
-    *((make.__name__, make) for make in (Online, OnlineWithPositions, WholeBlocks, ManyTokensRefused)),
+    *((make.__name__, make) for make in (Online, WholeBlocks, ManyTokensRefused)),
     ("online_function", lambda: online_function),
     ("Online in bfloat16", lambda: Online().bfloat16()),
 ]
