@@ -169,6 +169,8 @@ def test_a_module_called_attention_of_which_nothing_was_recorded_is_missed_and_n
     assert "regard.attends" in recording.missed[0].reason
     assert str(recording).count("\n") == 1
     assert "Nothing was recorded of 0: " in str(recording)
+    with pytest.raises(regard.ConfigError, match="Nothing was recorded of 0: .*regard.attends"):
+        regard.page(recording, "unwritten.html")
 
 
 def test_a_sentence_names_at_most_three_modules():

@@ -84,7 +84,8 @@ def check_recording(recording: Recording) -> None:
     if not isinstance(recording, Recording):
         raise ConfigError(f"recording must be a Recording, got {type(recording).__name__}: make one with regard.record(model).")
     if not any(run.calls for run in recording.runs):
-        raise ConfigError("nothing was recorded: call the model while it is recorded, then write the page.")
+        missed = recording.describe_missed()
+        raise ConfigError(missed or "nothing was recorded: call the model while it is recorded, then write the page.")
 
 
 def write_file(entry: RecordingEntry, place: Path, wanted: str | None = None) -> None:
