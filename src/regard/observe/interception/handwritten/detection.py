@@ -3,10 +3,9 @@
 Scores and weights are followed through every function. A product of weights with values is attention where the values are
 tokens, neither parameters nor constants, and either
 - the scores are of pairs of tokens: a product, a distance or a network of two, whatever turned them into weights; or
-- they are a softmax of anything, and several rows of weights share the values, which the scores did not choose; rows within
-  each token, as of the streams of hyper-connections, do not count; or
-- they are a softmax over tokens of a layer's score of each, as in attention pooling.
-A router, a gate and a classifier are none of these.
+- they are a softmax of anything, and several rows of weights share the values, or the values are windows of tokens; rows within
+  each token, as of the streams of hyper-connections, do not count.
+Other weights that a softmax made and a product sums, as of pooling, a router or a codebook, are `other_weights`.
 """
 
 import weakref
