@@ -126,6 +126,16 @@ class OnlineSoftmaxAttention(Projected):
         return context / total
 
 
+class BlocksOfKeysAttention(Projected):
+    """The same without a maximum: exponentials of blocks of keys, which are divided by the sums of all."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.project(x)
+        weights = [(q @ keys.mT).exp() for keys in k.split(3, 2)]
+        context = sum(part @ values for part, values in zip(weights, v.split(3, 2), strict=True))
+        return context / sum(part.sum(-1, keepdim=True) for part in weights)
+
+
 class Gate(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -178,7 +188,7 @@ def test_normalized_weights_of_no_pair_of_tokens_are_kept_and_are_no_attention(k
     assert (loaded.module, loaded.kernel) == (found.module, found.kernel)
 
 
-@pytest.mark.parametrize("kind", [MemoryAttention, OnlineSoftmaxAttention])
+@pytest.mark.parametrize("kind", [MemoryAttention, OnlineSoftmaxAttention, BlocksOfKeysAttention])
 def test_a_module_called_attention_of_which_nothing_was_recorded_is_missed_and_named_in_one_sentence(kind):
     recording, _, _ = record_alone(kind())
     assert (recording.calls, recording.other_weights, [one.module for one in recording.missed]) == ([], [], ["0"])
