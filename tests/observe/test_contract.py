@@ -41,6 +41,22 @@ class Activated(Projected):
         return (q @ k.mT).relu() @ v
 
 
+class Gated(Projected):
+    """A softmax whose rows are multiplied by a gate before the product with the values."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.project(x)
+        return (q.mean(-1, keepdim=True).sigmoid() * (q @ k.mT).softmax(-1)) @ v
+
+
+class CutOff(Projected):
+    """A softmax over more keys than those whose values are summed."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.project(x)
+        return (q @ k.mT).softmax(-1)[..., 2:] @ v[:, :, 2:]
+
+
 class OfDistances(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return (-torch.cdist(x, x)).softmax(-1) @ x
@@ -110,6 +126,16 @@ class OnlineSoftmaxAttention(Projected):
         return context / total
 
 
+class BlocksOfKeysAttention(Projected):
+    """The same without a maximum: exponentials of blocks of keys, which are divided by the sums of all."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.project(x)
+        weights = [(q @ keys.mT).exp() for keys in k.split(3, 2)]
+        context = sum(part @ values for part, values in zip(weights, v.split(3, 2), strict=True))
+        return context / sum(part.sum(-1, keepdim=True) for part in weights)
+
+
 class Gate(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -141,8 +167,8 @@ def test_a_softmax_of_pairs_of_tokens_is_a_call_whose_map_gives_the_output(kind)
     assert recording.map(0).certificate().error < 1e-12
 
 
-@pytest.mark.parametrize("kind", [Activated, Named])
-def test_an_activation_of_a_product_and_weights_that_code_names_are_calls_without_a_softmax(kind):
+@pytest.mark.parametrize("kind", [Activated, Gated, CutOff, Named])
+def test_an_activation_of_a_product_and_a_part_of_a_softmax_and_weights_that_code_names_are_calls_without_a_softmax(kind):
     recording, _, output = record_alone(kind())
     assert (recording.names, recording.missed, recording.other_weights) == (["0"], [], [])
     found = recording.map(0, kind="implicit")
@@ -162,7 +188,7 @@ def test_normalized_weights_of_no_pair_of_tokens_are_kept_and_are_no_attention(k
     assert (loaded.module, loaded.kernel) == (found.module, found.kernel)
 
 
-@pytest.mark.parametrize("kind", [MemoryAttention, OnlineSoftmaxAttention])
+@pytest.mark.parametrize("kind", [MemoryAttention, OnlineSoftmaxAttention, BlocksOfKeysAttention])
 def test_a_module_called_attention_of_which_nothing_was_recorded_is_missed_and_named_in_one_sentence(kind):
     recording, _, _ = record_alone(kind())
     assert (recording.calls, recording.other_weights, [one.module for one in recording.missed]) == ([], [], ["0"])

@@ -315,6 +315,19 @@ def test_weights_that_cannot_be_computed_again_stay_with_a_warning_that_says_why
         assert not model(x).any()
 
 
+class CutOff(nn.Module):
+    """An activation of more scores than those whose values are summed."""
+
+    def forward(self, x):
+        return (x @ x.mT).relu()[..., 1:] @ x[:, 1:]
+
+
+def test_weights_of_which_keys_were_cut_off_stay_with_a_warning_that_says_so():
+    model, x = nn.Sequential(CutOff()), torch.randn(B, T, C)
+    found = run_with_warning(model, x, "some are over other keys or queries", CutEdges(kind="implicit", keys=1))
+    assert torch.equal(found, model(x))
+
+
 def test_changes_of_self_attention_leave_it_and_say_which_kind_it_is():
     model, x = build("differential")
     expected = model(x)

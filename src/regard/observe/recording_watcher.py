@@ -14,6 +14,7 @@ from regard.errors import ConfigError
 from regard.map import AttentionMap
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall, OtherWeights
 from regard.observe.interception.call_dispatch import explain_error
+from regard.observe.interception.handwritten.softmax.undivided_contexts import BLOCKS
 from regard.observe.interception.plain_tensors import disable_modes
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.recurrent.token_mixers import is_part_of_attention
@@ -182,8 +183,14 @@ class RecordingWatcher:
             add_once(self.recording.notes, f"{describe_module(name)}: {note}")
 
     def handle_division(self, call: AttentionCall, note: str, name: str) -> None:
-        """Note what a context was divided by in place of the sums of its weights, if its module was recorded."""
-        self.note_recorded_module(note, name)
+        """Note what a context was divided by in place of the sums of its weights, if its module was recorded.
+
+        Blocks of keys are no map of their own: the calls of their module are removed, and missed.
+        """
+        if note != BLOCKS:
+            self.note_recorded_module(note, name)
+        elif self.tracker.run.remove_calls(name, self.tracker.step):
+            self.report_missed(MissedCall(call.kernel, name, note))
 
     def handle_unread_part(self, note: str, name: str) -> None:
         """Note what the calls of a module do not hold, if it was recorded."""

@@ -64,7 +64,6 @@ class AttentionCall(CallArguments):
     rank_part: RankPart | None = None  # which part of the model's call this is, if ranks share it
     parent_rows: Tensor | None = None  # each row's parent row in the previous step, if that was observed
     follows_cache: Callable[[], bool] = bool  # whether its keys are seen to be those of a cache with the new ones behind them
-    mask_depends_on_scores: bool = False  # whether its mask hides what is small beside its own scores
     past: int = 0  # tokens before the queries of cross attention, where an intervention has counted them
     visit: int | None = None  # which visit of its module in a forward it belongs to, where an intervention has counted them
 

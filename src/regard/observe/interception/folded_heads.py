@@ -17,7 +17,6 @@ from regard.observe.interception.provenance import ModuleFrame, Operation, Tenso
 
 SAME_AXES = SPLITS | {"contiguous", "clone", "to", "float", "type", "type_as", "detach"}  # of a tensor and the result
 STEPS = 32  # functions that are followed back, at most
-TERMS = 8  # of a sum that is a state, at most
 
 
 class FoldedHeads(NamedTuple):

@@ -40,7 +40,7 @@ class HandwrittenCalls:
 
     def report_undivided(self) -> None:
         """Report each call whose context was not divided by the sums of its weights, as its map is."""
-        for call, (note, owners) in self.undivided.notes.items():
+        for call, note, owners in self.undivided.list_notes():
             for watcher, name in owners:
                 watcher.handle_division(call, note, name)
         self.undivided.clear()

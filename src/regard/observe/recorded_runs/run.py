@@ -90,6 +90,15 @@ class Run:
         ):
             self.positions[layer] = None, None
 
+    def remove_calls(self, name: str, step: int) -> bool:
+        """Remove the calls with a softmax of a module in a step; return whether there were any."""
+        removed = [call for call in self.softmax_calls if call.name == name and call.step == step]
+        for call in removed:
+            self.calls.remove(call)
+            call.history.stored_calls.remove(call.stored)
+        self.histories = {key: one for key, one in self.histories.items() if one.stored_calls}
+        return bool(removed)
+
     @property
     def softmax_calls(self) -> list[Call]:
         """The calls of attention with a softmax, in order."""

@@ -100,7 +100,7 @@ def is_score_matrix(traces: Traces, frame: ModuleFrame, x: Tensor) -> bool:
     return rows == columns > 1
 
 
-def is_sum_of_scores(traces: Traces, trace: Trace, x: Tensor, product: LabelledProduct | None) -> bool:
+def is_sum_of_scores(trace: Trace, x: Tensor, product: LabelledProduct | None) -> bool:
     """Return whether a product sums weights x with one number for each, as an indexer does that scores keys.
 
     They are activations of scores, or a softmax of no pairs, of features for one. The values of attention have several

@@ -58,7 +58,7 @@ class ProductTracker(WeightTracker):
         for x, trace in traced if role is Role.PRODUCT else ():
             others = [v for v in operands if v is not x]
             values = trace.kind is TraceKind.WEIGHTS and any(is_value(self, frames[-1], v, trace) for v in others)
-            values = values and not (is_sum_of_scores(self, trace, x, product) or is_sum_of_heads(self, trace, x, product))
+            values = values and not (is_sum_of_scores(trace, x, product) or is_sum_of_heads(self, trace, x, product))
             values = values and not (are_feature_maps or is_factor(name, args, operands, x))
             if values and (trace.pairs or shares_values(self, frames, name, args, operands, x, trace, product)):
                 return self.complete_call(trace, x, product, name)

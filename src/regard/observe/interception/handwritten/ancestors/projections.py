@@ -19,7 +19,7 @@ from regard.observe.interception.handwritten.ancestors.ancestor_search import (
     is_norm,
 )
 from regard.observe.interception.handwritten.ancestors.memory_order import find_strides_before
-from regard.observe.interception.provenance import TOKEN, ModuleFrame, Operation, TensorOrRef
+from regard.observe.interception.provenance import TOKEN, ModuleFrame, Operation
 
 
 class Projection(NamedTuple):
@@ -31,12 +31,13 @@ class Projection(NamedTuple):
     strides: Sequence[int] = ()  # of the dimensions of what was made from it, in its own memory
 
 
-def find_projection(frames: list[ModuleFrame], x: TensorOrRef, strides: Sequence[int] = ()) -> Projection | None:
+def find_projection(frames: list[ModuleFrame], x: Tensor) -> Projection | None:
     """Return the tensor that a module or a product made and whose parts, copied, changed entry by entry or normed, x is.
 
-    `strides` are those of x, if it was freed. None if it is not known how far apart its entries were in that tensor.
+    None if it is not known how far apart its entries were in that tensor.
     """
-    one, strides = (weakref.ref(x), x.stride()) if isinstance(x, Tensor) else (x, strides)
+    one: TensorRef = weakref.ref(x)
+    strides: Sequence[int] = x.stride()
     for frame in reversed(frames):
         for _ in range(MAX_STEPS):
             makers = [maker for maker in frame.find_makers(one) if not (maker.given and maker.given[0] is one)]  # in place

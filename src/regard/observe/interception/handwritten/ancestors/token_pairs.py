@@ -71,12 +71,10 @@ def is_broadcast_pair(frame: ModuleFrame, x: TensorRef, size: int) -> bool:
     return (was_broadcast or (is_broadcast and role in (Role.ADD, Role.MULTIPLY))) and are_all_tokens(frame, tokens)
 
 
-def find_meeting(
-    frame: ModuleFrame, ref: TensorRef, size: int, passes_sums: bool = False
-) -> tuple[Operation, list[Sized], int] | None:
+def find_meeting(frame: ModuleFrame, ref: TensorRef, size: int) -> tuple[Operation, list[Sized], int] | None:
     """Return the last operation that a tensor was made by from two tensors of tokens, with these and the entries of its result.
 
-    `size` is the number of entries of the tensor. The search ends at a product or a sum unless it passes these.
+    `size` is the number of entries of the tensor. The search ends at a product or a sum.
     """
     for _ in range(MAX_STEPS):
         makers = frame.find_makers(ref)
@@ -87,7 +85,7 @@ def find_meeting(
             return makers[-1], tokens, size
         core = strip_affixes(makers[-1].name)
         is_sum = core != "cumsum" and infer_role(core) in (Role.PRODUCT, Role.SUM)
-        if len(tokens) != 1 or (is_sum and not passes_sums):
+        if len(tokens) != 1 or is_sum:
             return None
         ref, size = tokens[0]
     return None

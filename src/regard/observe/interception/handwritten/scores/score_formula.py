@@ -50,7 +50,7 @@ def resolve_form(form: ScoreForm, table: AxisTable, groups: Groups, kernel: str,
     b = max(len(x) for x in (q, k, v) if x is not None)
     q, k = (x if len(x) == b else x.expand(b, -1, -1, -1) for x in (q, k))
     v = v if v is None or len(v) == b else v.expand(b, -1, -1, -1)
-    (mask, offset, bias), depends = infer_rule_of_parts(parts, q, k)
+    mask, offset, bias = infer_rule_of_parts(parts, q, k)
     if not all(one.is_hidden(mask, offset) for one in parts.terms):
         return resolve_form(form.drop_sources(), table, groups, kernel, v)
     bias = add_terms(parts.terms, bias, (b, q.shape[1], q.shape[2], k.shape[2]))
@@ -69,7 +69,6 @@ def resolve_form(form: ScoreForm, table: AxisTable, groups: Groups, kernel: str,
         can_use_cache=not is_picked,
         follows_cache=partial(follows_cached_keys, frames[-1], *pair),
         can_be_packed=False,
-        mask_depends_on_scores=depends,
         note="; ".join(filter(None, (PICKED * (is_picked and q.shape[2] > 1), describe_bool_bias(parts), describe_bias(bias)))),
     )
 

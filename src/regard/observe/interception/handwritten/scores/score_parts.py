@@ -40,10 +40,10 @@ class ScoreParts:
     shift: float | Tensor = 0.0  # what is added to whole rows, which no softmax sees
 
 
-def infer_rule_of_parts(parts: ScoreParts, q: Tensor, k: Tensor) -> tuple[Any, bool]:
-    """Return the mask, offset and bias of what is added to the scores and hidden from them, and whether q and k decide it."""
+def infer_rule_of_parts(parts: ScoreParts, q: Tensor, k: Tensor) -> tuple[Any, Any, Tensor | None]:
+    """Return the mask, offset and bias of what is added to the scores and hidden from them."""
     if not parts.biases and not parts.hidden:
-        return (EVERYTHING, 0, None), False
+        return EVERYTHING, 0, None
     amounts = [amount for _, amount in parts.hidden]
     bottom = torch.finfo(score_dtype(q.dtype)).min / 2  # hides a key beside any scores
 
@@ -61,7 +61,8 @@ def infer_rule_of_parts(parts: ScoreParts, q: Tensor, k: Tensor) -> tuple[Any, b
             )
         with torch.no_grad():
             rules[reach] = join_rules(parts, min(FILLED, -reach), q, k)
-    return rules[reach], depends
+    found: tuple[Any, Any, Tensor | None] = rules[reach]
+    return found
 
 
 def may_depend_on_scores(parts: ScoreParts, bottom: float) -> bool:

@@ -182,7 +182,10 @@ class KeyHider:
     def arrange(self, x: Tensor, dims: Dims, shape: torch.Size) -> Tensor:
         """Return numbers of queries and keys (q, k) in the layout of a tensor with dimensions `dims`."""
         queries, keys = self.groups.queries, self.groups.keys
-        others = tuple(axis for axes in self.table.expand_dims(dims) for axis in axes if axis not in {*queries, *keys})
+        own = [axis for axes in self.table.expand_dims(dims) for axis in axes]
+        if not {*queries, *keys} <= {*own}:  # some were cut off later
+            raise UnreadableError(OTHER_KEYS)
+        others = tuple(axis for axis in own if axis not in {*queries, *keys})
         count = math.prod(self.table.get_sizes(others))
         return self.table.restore(x.expand(count, *x.shape), (others, queries, keys), dims, shape)
 

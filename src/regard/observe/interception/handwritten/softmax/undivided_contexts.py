@@ -30,6 +30,7 @@ NEARLY = "the rows of its weights sum to 1 up to {:.1g}; in the map they are div
 BY_MORE = "its context is divided by more than the sums of its weights, as with a sink; in the map it is the sums alone"
 UNFOLLOWED = "what its context is divided by is not followed through {}; in the map it is the sums of its weights"
 UNSEEN = "its tensors are split among ranks, so it is not seen what its context is divided by; in the map it is the sums"
+BLOCKS = "its softmax is computed over blocks of keys, one after the other: name its weights with regard.attends"
 NEAR = 1e-3  # of 1: an epsilon beside the sums is no mistake
 LAYOUTS = VIEWS | PERMUTES | COPIES | SLICES
 FILLS = {"masked_fill", "nan_to_num"}  # what they write is no context, whose divisor does not matter
@@ -109,6 +110,20 @@ class UndividedContexts:
             for y in list_results(result):
                 if y not in self.contexts:
                     self.contexts[y] = found._replace(function=core)
+
+    def list_notes(self) -> list[tuple[AttentionCall, str, Any]]:
+        """Return each call whose context was not divided by its sums, its note and its owner; several of a query are blocks."""
+        found = [(call, note, owner) for call, (note, owner) in self.notes.items()]
+        return [
+            (
+                call,
+                BLOCKS
+                if any(own == owner and one is not call and torch.equal(one.q, call.q) for one, _, own in found)
+                else note,
+                owner,
+            )
+            for call, note, owner in found
+        ]
 
     def note_uses(self, contexts: Sequence[UndividedContext], result: Any) -> None:
         """Note of what functions made of contexts that it is used further on, if its result is more than an inspection."""
