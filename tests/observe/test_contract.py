@@ -136,6 +136,17 @@ class BlocksOfKeysAttention(Projected):
         return context / sum(part.sum(-1, keepdim=True) for part in weights)
 
 
+class MergedBlocks(Projected):
+    """A softmax of each block of keys, whose contexts are merged by the logarithms of their sums."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.project(x)
+        scores = [q @ keys.mT for keys in k.split(4, 2)]
+        contexts = [part.softmax(-1) @ values for part, values in zip(scores, v.split(4, 2), strict=True)]
+        merged = torch.stack([part.logsumexp(-1) for part in scores], -1).softmax(-1)
+        return (torch.stack(contexts, -2) * merged.unsqueeze(-1)).sum(-2)
+
+
 class Gate(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -212,3 +223,9 @@ def test_a_sentence_names_at_most_three_modules():
 def test_everything_else_is_not_seen(kind):
     recording, _, _ = record_alone(kind())
     assert (recording.calls, recording.other_weights, recording.missed) == ([], [], [])
+
+
+def test_blocks_that_are_merged_are_calls_and_the_weights_that_merge_them_are_not():
+    recording, _, _ = record_alone(MergedBlocks())
+    assert [call.map.shape for call in recording.calls] == [(B, H, T, 4), (B, H, T, 3)]
+    assert [found.weights.shape for found in recording.other_weights] == [(B, H, T, 2, 1)]

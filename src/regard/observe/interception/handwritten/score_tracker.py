@@ -83,7 +83,7 @@ class ScoreTracker(Traces):
     ) -> None:
         """Follow the result y of a softmax or log-softmax of x over an axis."""
         extent = y.shape[axis] if type(axis) is int and -y.dim() <= axis < y.dim() else 0
-        scores = [one for one in traced if one[1].pairs]
+        scores = [one for one in traced if one[1].pairs and "logsumexp" not in one[1].changes]  # those are of rows, not pairs
         kind = TraceKind.SCORES if role is Role.LOG_SOFTMAX else TraceKind.WEIGHTS
         if scores or extent != 1:
             properties: dict[str, Any] = {"dims": self.table.add_dims(y.shape)}
