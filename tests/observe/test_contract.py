@@ -206,7 +206,7 @@ def test_a_module_called_attention_of_which_nothing_was_recorded_is_missed_and_n
     assert "regard.attends" in recording.missed[0].reason
     assert str(recording).count("\n") == 1
     assert "Nothing was recorded of 0: " in str(recording)
-    with pytest.raises(regard.ConfigError, match="Nothing was recorded of 0: .*regard.attends"):
+    with pytest.raises(regard.ConfigError, match=r"Nothing was recorded of 0: .*regard\.attends"):
         regard.page(recording, "unwritten.html")
 
 
