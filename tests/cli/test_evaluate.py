@@ -100,6 +100,7 @@ def test_passages_are_scored_by_their_last_words(kind, capsys, tmp_path, request
     model = GPT2.load(folder)
     stop = stop_tokens(model.text.pieces(range(model.text.vocabulary)))
     found = lambada(model, PASSAGES, model.text.encode, context=29, stop=stop, batch=BATCH)
+    capsys.readouterr()  # the bar of transformers, which has saved the folder
     code, out, err = run_evaluate(capsys, folder, tmp_path / "some.jsonl")
     assert (code, err) == (0, "")
     shown = numbers(out)
