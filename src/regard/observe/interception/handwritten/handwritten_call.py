@@ -40,6 +40,7 @@ from regard.observe.interception.thread_state import STATE
 
 OWN_KEYS = "each query has keys and values of its own, as in attention over windows"
 OWN_VALUES = "each query has values of its own, as in {}"
+GATED = "its weights are multiplied by a gate after the softmax, which the map leaves out"
 
 
 class HandwrittenCall(NamedTuple):
@@ -122,7 +123,7 @@ def read_grouped_call(
 
     def read_context(out: Tensor) -> Tensor:
         context = table.arrange(out, dims, four)
-        return context if total is None else context / total.masked_fill(total == 0, 1)  # a row without keys has no context
+        return context if total is None else context / total.masked_fill(total == 0, 1)  # a gate that is shut leaves no context
 
     def write_context(new: Tensor, out: Tensor) -> Tensor:
         return table.restore(new if total is None else new * total, four, dims, out.shape)
@@ -168,7 +169,7 @@ def build_call(
     """Return the call of which `matrix` (b, h, q, k) are the weights, and what its rows sum to where that is not 1.
 
     The call has the formula of its scores if that is known and gives these weights, else the weights as they are. Rows that do
-    not sum to 1 are those of exponentials that are divided after the product.
+    not sum to 1 are those of exponentials that are divided after the product, or of weights times a gate.
     """
     trace, kernel, reason = product_call.trace, f"by hand: {product_call.steps}", ""
     if trace.keys is not None and set(table.expand_axes(trace.keys)) != set(groups.keys):
@@ -191,9 +192,10 @@ def build_call(
                 with_sinks = add_sinks(call, matrix, trace) if divisor is not None and trace.changes else None
                 return (call, divisor) if with_sinks is None else (with_sinks, None)
             total = matrix.sum(-1, keepdim=True)
-            may_have_factor = has_exponentials and call.sinks is None
+            is_softmax = has_exponentials or trace.activated is None  # else the weight of a single key may be anything
+            may_have_factor = is_softmax and call.sinks is None
             if may_have_factor and compare_rows(call, matrix / total, trace.eps, trace.may_differ_by_row) is None:
-                return replace(call, note=DIVIDED), total
+                return replace(call, note=DIVIDED if has_exponentials else GATED), total
             reason = f"its formula differs from its weights by {difference:.2g}"
         except UnreadableError as error:
             reason = str(error)
