@@ -29,7 +29,7 @@ demo: .venv/ready
 	@$(BIN)/regard serve --model pocket --text "$(STORY)"
 
 test: .venv/ready-for-work
-	@echo "Running the everyday tests: some five minutes on two cores."
+	@echo "Running the everyday tests: some three minutes on two cores."
 	@$(PYTEST) -n 2 -m "not slow"
 
 test-ci: .venv/ready-for-work
@@ -38,7 +38,7 @@ test-ci: .venv/ready-for-work
 	@$(BIN)/python tests/processors.py plain
 
 test-all: .venv/ready-for-work # SHARD=2/6 runs a part of the files
-	@echo "Running every test: an hour on two cores."
+	@echo "Running every test: half an hour or more on two cores."
 	@-$(PYTEST) --collect-only >/dev/null # stores bytecode, which each of four processes would otherwise compile for itself
 	@$(PYTEST) -n 4 --durations=5 $(if $(SHARD),--shard $(SHARD)) # more processes than cores: many tests wait for a browser, or for another process
 	@$(if $(SHARD),,$(BIN)/python tests/processors.py)
