@@ -38,7 +38,7 @@ What the {count} heads of SmolLM2-135M-Instruct (30 layers of 9 heads, Q4_1) do,
 ## On repeated random tokens
 
 {probe}
-{named} of {count} heads have a kind: the interval of one score lies above its threshold and above the other scores. The others
+{named} of {count} heads have a kind: the interval of one score lies above its threshold, and of no other as clearly. The others
 are unclear; of each, `regard heads` lists the largest scores.
 
 {kinds}

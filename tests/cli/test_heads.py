@@ -64,7 +64,7 @@ def test_the_probe_is_json_with_the_scores_and_their_intervals(capsys, tmp_path)
         (("file.regard", "--seeds", "4"), "--seeds is of a probe: it needs --model"),
         (("file.regard", "--haystack", "a.txt"), "--haystack is of a probe: it needs --model"),
         (("--model", "pocket", "--seeds", "1"), "seeds must be a whole number of at least 2"),
-        (("--model", "pocket", "--kind", "wizard"), "--kind must be one of 'induction', 'duplicate', 'previous token', "),
+        (("--model", "pocket", "--kind", "wizard"), "--kind must be one of 'induction', 'prefix matching', 'duplicate', "),
         (("absent.regard", "--kind", "wizard"), "'broad', 'unclear'; got 'wizard'"),
         (("--model", "pocket", "--kind", "stripe", "--ablate", "none"), "no head is of kind 'stripe'"),
         (("--model", "pocket", "--haystack", "short", "--ablate", "none"), "the text has"),

@@ -114,7 +114,7 @@ def test_what_is_saved_is_what_heads_reads(capsys, folder, tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("words", "--model", "no-such-model", "--kind", "wizard"), "--kind must be one of 'induction', 'duplicate', "),
+        (("words", "--model", "no-such-model", "--kind", "wizard"), "--kind must be one of 'induction', 'prefix matching', "),
         (("words", "--model", "{folder}", "--kind", "stripe"), "no head is of kind 'stripe'; the kinds here are"),
         (("words", "--model", "{folder}", "--sort", "wizardry"), "there is no score 'wizardry'; the scores are previous"),
         (("words", "--model", "{folder}", "--tokens", "0"), "--tokens must be at least 1, got 0"),

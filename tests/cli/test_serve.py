@@ -56,7 +56,7 @@ def test_smollm2_reads_a_text_and_says_what_moved_its_next_word():
     opening = session.open_gallery("opening", lambda: None)  # the first picture of the README
     entry = session.get_entry(opening["recording"]["id"])
     (layer, head), q = (opening["finding"]["state"][name] for name in ("layer", "head")), opening["finding"]["state"]["q"]
-    assert opening["finding"]["what"] == "induction"
+    assert opening["finding"]["what"] == "prefix matching"
     words, row = entry.recording.tokens, entry.recording.map(layer)[0, head, q]
     assert float(row[[k + 1 for k in range(q) if words[k] == words[q]]].sum()) > 0.8
 

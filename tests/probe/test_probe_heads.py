@@ -53,7 +53,7 @@ def test_a_head_that_matches_prefixes_and_copies_something_else_is_no_induction_
     assert row.scores["induction"] > 0.9
     assert row.scores["copying"].high < 0
     assert row.scores["ov"] < -0.9
-    assert row.kind == "unclear"
+    assert row.kind == "prefix matching"
     assert row.sentence.startswith("no clear kind: induction 0.9") or row.sentence.startswith("no clear kind: induction 1.0")
 
 

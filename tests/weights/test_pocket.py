@@ -50,7 +50,7 @@ def draw_words(model: GPT2, count: int) -> list[int]:
 def test_a_head_of_the_pocket_model_looks_at_the_previous_token_and_one_that_stands_on_it_at_what_followed_before():
     model = GPT2.load("pocket")
     table = score_heads(model, [model.get_end_settings()["end"], *draw_words(model, 60) * 2])
-    previous, induction = table.select_kind("previous token").rows, table.select_kind("induction").rows
+    previous, induction = table.select_kind("previous token").rows, table.select_kind("prefix matching").rows
     assert previous
     assert induction
     assert max(row.scores["induction"] for row in induction) > 0.6

@@ -55,10 +55,15 @@ class Head:
     words: tuple[str, ...] = ()  # the tokens of a stripe, with the most attention first
 
     @property
+    def deciding_score(self) -> Score:
+        """The score that the kind follows from. Raises KeyError where the kind is unclear."""
+        return self.scores[RULES.get(self.kind, self.kind)]
+
+    @property
     def sentence(self) -> str:
         """What the head does and how sure that is, with the score that decides its kind; its largest scores if none does."""
         if self.kind != UNCLEAR:
-            score = self.scores[RULES.get(self.kind, self.kind)]
+            score = self.deciding_score
             found = (
                 f"{ACTIONS[self.kind]}: {describe_interval(score)} on {score.count:,} quer{'y' if score.count == 1 else 'ies'}"
             )

@@ -23,7 +23,7 @@ from regard.generate.sequence_reader import compute_logits, sees_ahead
 from regard.mechanism.arguments import check_choice, check_instance, describe_value
 from regard.observe.attention_changes import REPLACEMENTS, KnockOut, name_layer
 from regard.observe.classification.head_classification import classify_heads
-from regard.observe.classification.head_kinds import EFFECT, TEXT_EFFECT, THRESHOLDS, infer_kind
+from regard.observe.classification.head_kinds import EFFECT, PREFIX_MATCHING, RULES, TEXT_EFFECT, THRESHOLDS, infer_kind
 from regard.observe.classification.head_scores import HeadOptions
 from regard.observe.head_table import Head, Heads
 from regard.observe.intervene import intervene
@@ -68,7 +68,8 @@ def probe_heads(
       "none". Each head takes one forward.
     - "effect on text": the same on `text`, tokens (b, t) of b documents, if it is given; the interval is over the documents.
 
-    An induction head needs both prefix matching above 0.4 and copying above 0. `unembedding` (n, c) is needed only where the
+    An induction head needs both prefix matching above 0.4 and copying above 0; a head that matches prefixes and is not known to
+    copy is of the kind "prefix matching". `unembedding` (n, c) is needed only where the
     model has no get_output_embeddings. `watch` is called with the heads to ablate and their number, for a progress bar.
     Raises ConfigError if the model cannot be probed.
     """
@@ -91,7 +92,9 @@ def probe_heads(
             )
         parts, notes = try_to_find_parts(model, trace, recording, logits, unembedding)
         rows = list(add_circuits(recording, probe, parts))
-        chosen = [row for row in rows if ablate == "all" or (ablate == "patterns" and row.kind in PATTERN_KINDS)]
+        chosen = [
+            row for row in rows if ablate == "all" or (ablate == "patterns" and RULES.get(row.kind, row.kind) in PATTERN_KINDS)
+        ]
         targets = [AblationTarget(EFFECT, tokens, probe.repeated, compute_losses(logits, tokens, probe.repeated))]
         if text is not None:
             targets.append(make_text_target(model, check_text(text).to(tokens.device)))
@@ -154,8 +157,8 @@ def add_circuits(recording: Recording, probe: Probe, parts: ModelParts | None) -
             scores = dict(row.scores)
             if parts is not None and layer.output is not None:
                 scores |= {"copying": copying[row.head], "ov": circuits[min(row.head, len(circuits) - 1)]}
-                # the kind was inferred without copying: an induction head that does not copy is none
-                row = replace(row, scores=scores, kind=infer_kind(scores) if row.kind == "induction" else row.kind)
+                kind = infer_kind(scores) if row.kind == PREFIX_MATCHING else row.kind  # an induction head copies, too
+                row = replace(row, scores=scores, kind=kind)
             yield row
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.map import AttentionMap
 from regard.observe import Recording
-from regard.observe.classification.head_kinds import ACTIONS, TELLING_KINDS, UNCLEAR
+from regard.observe.classification.head_kinds import ACTIONS, RULES, TELLING_KINDS, UNCLEAR
 from regard.observe.head_table import Head, Heads
 from regard.observe.map_view import MapView
 from regard.show.axis_words import AxisWords, get_axis_words
@@ -24,10 +24,10 @@ from regard.show.shaded_text import BREAK, get_visible_text
 from regard.show.terminal import get_heat_style, join_blocks, pack_blocks, truncate_end, truncate_start
 
 MAX_PER_KIND = 3  # heads of a kind in a short table
-RANKING_SCORES = {"first token": "first token", "broad": "breadth", "local": "local", "unclear": "entropy"}  # ranks a kind
+RANKING_SCORES = {**RULES, UNCLEAR: "entropy"}  # scores that rank a kind of another name
 KIND_ORDER = (*TELLING_KINDS, "local", "broad", UNCLEAR)
 UNINFORMATIVE_KINDS = ("first token", "itself", "broad")  # kinds whose strongest link adds nothing
-KIND_MEANINGS = {**ACTIONS, UNCLEAR: "no score is clearly above its threshold and the others"}
+KIND_MEANINGS = {**ACTIONS, UNCLEAR: "no score is surely above its threshold, or several are"}
 WEIGHT_TOLERANCE = 1e-5  # difference below which two weights are equal
 WORDS_BEFORE = 4  # words shown before the source of a link
 MAX_TOKENS = 16  # maximum tokens of a text whose heads are drawn

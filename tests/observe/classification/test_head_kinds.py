@@ -54,7 +54,7 @@ def make_planted_map(t, width=16):
     for x in before:
         x[0] = 0
     resting = torch.zeros(t, width)
-    names = ["previous token", "itself", "duplicate", "induction", "broad", "first token", "stripe"]
+    names = ["previous token", "itself", "duplicate", "prefix matching", "broad", "first token", "stripe"]
     anchor, lines = torch.zeros(2, t, width)
     anchor[0, 0] = 1
     lines[3::40, 0] = 1
@@ -255,7 +255,7 @@ def test_planted_heads_are_found_in_a_text_of_16384_tokens():
     assert by_name["previous token"].scores["distance"] == pytest.approx(1, abs=0.2)  # codes of 16,384 tokens come near
     assert by_name["itself"].scores["keys"] == pytest.approx(1, abs=0.2)
     assert by_name["duplicate"].scores["duplicate"] > 0.4
-    assert by_name["induction"].scores["induction"] > 0.9
+    assert by_name["prefix matching"].scores["induction"] > 0.9
     assert by_name["first token"].scores["sink"] == 1
     broad = by_name["broad"].scores  # equal weights: what each score is can be counted
     near = sum_bound(torch.float32, t)  # of t exponentials, all 1, whose sum is exact; and of t unlike distances
@@ -281,7 +281,10 @@ def near(mean: float, half: float = 0.01) -> Score:
 @pytest.mark.parametrize(
     ("scores", "halfway", "kind"),
     [
-        ({"previous token": near(0.5), "induction": near(0.6), "first token": near(0.55)}, 1.0, "induction"),
+        ({"previous token": near(0.5), "induction": near(0.6), "first token": near(0.55)}, 1.0, "prefix matching"),
+        ({"induction": near(0.6), "copying": near(2.0)}, 1.0, "induction"),
+        ({"induction": near(0.6), "copying": near(0.0)}, 1.0, "prefix matching"),  # it is not sure that it copies
+        ({"induction": near(0.6, 0.1), "first token": near(0.5, 0.25)}, 1.0, "prefix matching"),  # the second is not claimed
         ({"previous token": near(0.6), "first token": near(0.615)}, 1.0, "unclear"),  # their intervals overlap
         ({"previous token": near(0.405)}, 1.0, "unclear"),  # the interval reaches below the threshold
         ({"previous token": near(0.42)}, 1.0, "previous token"),
@@ -391,12 +394,12 @@ def test_a_table_sorts_picks_and_counts():
     found = heads(Recorded([m]), tokens=tokens)
     assert found.sort_by("distance")[0].scores["distance"] == max(row.scores["distance"] for row in found)
     assert repr(found).startswith(f"Heads({len(found)} heads: ")
-    assert repr(found.select_kind("induction")) == "Heads(1 head: 1 induction)"
+    assert repr(found.select_kind("prefix matching")) == "Heads(1 head: 1 prefix matching)"
     assert repr(found.select_kind("local")) == "Heads(0 heads)"
     titles = str(found).splitlines()[0].split()[2:]  # of the columns
     for title, name in zip(titles, found.detectors, strict=False):
         assert found.sort_by(title).rows == found.sort_by(name).rows
-    assert [row.head for row in found.select_kind("induction")] == [names.index("induction")]
+    assert [row.head for row in found.select_kind("prefix matching")] == [names.index("prefix matching")]
     assert len(found.select_kind("local")) == 0
     assert str(found.select_kind("local"))
     with pytest.raises(ConfigError, match="the scores are previous token, itself"):

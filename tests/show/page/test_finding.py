@@ -12,6 +12,7 @@ from regard.models import GPT2
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.show.page import finding as findings
 from regard.show.page.finding import DOES, LEAK, find_finding, name_word
+from regard.show.page.gallery import ITEMS
 from regard.show.page.model_adapter import record_text
 from regard.show.page.recording_entry import RecordingEntry
 from regard.show.page.session import LEAK_ID, Session
@@ -44,7 +45,7 @@ FIRST = [0] * T
 @pytest.mark.parametrize(
     ("targets", "what", "key"),
     [
-        ([BEFORE, FIRST, FOLLOWED], "induction", lambda q: q - len(WORDS) + 1),
+        ([BEFORE, FIRST, FOLLOWED], "prefix matching", lambda q: q - len(WORDS) + 1),
         ([FIRST, BEFORE], "previous token", lambda q: q - 1),
         ([FIRST], "first token", lambda q: 0),
     ],
@@ -55,12 +56,12 @@ def test_the_most_telling_kind_is_found_with_its_head_its_score_and_a_word_that_
     (row,) = [one for one in regard.heads(recording) if one.head == found.place.head]
     assert (found.what, row.kind, found.k) == (what, what, key(found.q))
     seen, average, touch = found.sentences[0], found.sentences[1], found.sentences[2:]
-    assert seen.startswith(f"Head {row.head} of layer 0 is ")
+    assert seen.startswith(f"Here head {row.head} of layer 0 looks at ")
     weights = recording.map(0)[0, found.place.head, found.q]
     assert found.k == int(weights.argmax())
     marked = f"The marked token, ‘{recording.tokens[found.q].strip()}’ at {found.q}, puts {100 * weights.max():.0f} %"
     assert average.startswith(f"{marked} of its attention on ")
-    assert average.endswith(f"; on average over {row.scores[what].count} tokens it is {100 * row.scores[what]:.0f} %.")
+    assert average.endswith(f"; on average over {row.deciding_score.count} tokens it is {100 * row.deciding_score:.0f} %.")
     others = f", or see all {len(targets)} heads in Heads" if len(targets) > 1 else ""
     assert touch == (f"The stronger a color, the more it looks there; select another token{others}.",)
 
@@ -140,9 +141,19 @@ def test_the_gallery_opens_by_name_and_each_finding_is_what_it_says():
                 assert len(opened["finding"]["sentences"]) >= 2
                 assert client.json("/api/recordings", ids=opened["recording"]["id"])["recordings"]
         first = json.loads(client.post("/api/gallery", {"name": start["opening"]})[1])
-        assert first["finding"]["what"] == "induction"
+        assert first["finding"]["what"] == "prefix matching"
         assert client.post("/api/gallery", {"name": "nothing"})[0] == 404
         assert client.json(f"/api/r/{LEAK_ID}/finding")["finding"]["what"] == LEAK
+
+
+def test_repeated_words_are_shown_at_the_head_that_the_probe_names_and_no_head_is_named_on_the_text():
+    adapter = GPT2Adapter("pocket", GPT2.load("pocket"))
+    recording = record_text(adapter, next(item.text for item in ITEMS if item.name == "induction"), 100).recording
+    found = find(recording, "prefix matching")
+    probed = regard.probe_heads(adapter.model, ablate="none").select_kind("induction")
+    assert [(row.layer, row.head) for row in probed] == [(found.place.layer, found.place.head)]
+    assert "induction" not in {row.kind for row in regard.heads(recording)}
+    assert "head 4 of layer 5 looks at what followed" in found.sentences[0]
 
 
 def test_what_the_page_opens_on_is_computed_before_it_is_asked_for():

@@ -12,7 +12,7 @@ from them: no attention matrix is stored. --out saves the recording for
 `regard heads` and for regard.load in Python.
 
 """
-KINDS = "induction, duplicate, previous token, first token, stripe, itself, local, broad or unclear"
+KINDS = "prefix matching, duplicate, previous token, first token, stripe, itself, local, broad or unclear"
 COLUMNS = """\
 The columns are means over the tokens of the text. Of a token's attention:
   prev, self    on the token before, on itself

@@ -50,14 +50,14 @@ def heads(
     W_output (h, e, c) of each selected layer, for the norms of values if the recording kept them. scores are functions of an
     AttentionMap (b, h, q, k) that return a number for each head (b, h) or query (b, h, q); each has a docstring.
 
-    The interval is over documents, the rows of the batch; of a single one over eight segments of its queries. A head has the
-    kind previous token, itself, duplicate or induction if the interval of that score is above 0.4, or first token if it is
-    above 0.3 (Gu et al. 2024), and above the interval of each of the other four. Early queries see few keys: corrected for
-    chance, by Cohen's kappa, the interval must be above 0.2 too. A kind is claimed only of a score to which at least 8 queries
-    count. Otherwise it is "stripe" if the interval of the weight on the same few tokens is above 0.4, under the same
-    conditions, "broad" if the interval of
-    e^entropy / keys is above 0.5, "local" if that of the local weight is more than half way from that of equal weights to 1,
-    and else "unclear": its sentence lists the largest scores.
+    The interval is over documents, the rows of the batch; of a single one over eight segments of its queries. The kind says
+    what is seen on this text, not what the head is: regard.probe_heads tests that. A head has the kind previous token, itself,
+    duplicate or, by the score "induction", prefix matching if the interval of that score is above 0.4, or first token if it is
+    above 0.3 (Gu et al. 2024). Early queries see few keys: corrected for chance, by Cohen's kappa, the interval must be above
+    0.2 too. A kind is claimed only of a score to which at least 8 queries count, and of two such scores only if their
+    intervals do not overlap. Otherwise it is "stripe" if the interval of the weight on the same few tokens is above 0.4, under
+    the same conditions, "broad" if that of e^entropy / keys is above 0.5, "local" if that of the local weight is more than half
+    way from that of equal weights to 1, and else "unclear": its sentence lists the largest scores.
 
     Calls of a module that attends several times in one forward, and has no map for all of them, are layers of their own, named
     `module, call 1`, which a note names: numbers in layers, and projections, count each of them, so that those of the layers

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.observe import detectors, patterns
 from regard.observe.classification.head_classification import classify_heads
-from regard.observe.classification.head_kinds import MIN_SUPPORT, TELLING_KINDS
+from regard.observe.classification.head_kinds import MIN_SUPPORT, PREFIX_MATCHING, TELLING_KINDS
 from regard.observe.classification.head_scores import HeadOptions
 from regard.observe.head_table import Head, quote_word
 from regard.observe.map_view import MapView
@@ -25,15 +25,15 @@ from regard.show.page.recording_entry import AttentionLayers, HeadPlace, Recordi
 MAX_WEIGHTS = 2**23  # maximum weights of all heads together of a recording whose heads are classified when it is opened
 LEAK = "leak"  # a layer sees later words, and others do not
 DOES = {  # what a head of each kind does on average
-    "induction": "is an induction head: where a token occurs again, it looks at what followed that token before",
-    "duplicate": "is a duplicate-token head: it looks at earlier places of the same token",
-    "previous token": "is a previous-token head: it looks at the token just before",
-    "first token": "is a sink: it looks at the first token, as heads often do that have nothing to add",
-    "stripe": "is a stripe head: it looks at the same few tokens from everywhere",
+    PREFIX_MATCHING: "looks at what followed the same token before",
+    "duplicate": "looks at earlier places of the same token",
+    "previous token": "looks at the token just before",
+    "first token": "looks at the first token, as heads often do that have nothing to add",
+    "stripe": "looks at the same few tokens from everywhere",
     "itself": "looks at the token itself",
 }
 GETS = {  # what a score measures the attention on
-    "induction": "what followed the same token before gets",
+    PREFIX_MATCHING: "what followed the same token before gets",
     "duplicate": "earlier places of the same token get",
     "previous token": "the token just before gets",
     "first token": "the first token gets",
@@ -41,7 +41,7 @@ GETS = {  # what a score measures the attention on
     "itself": "the token itself gets",
 }
 SCORES: dict[str, Callable[[MapView], QueryScores]] = {  # of each query, by kind
-    "induction": lambda look: patterns.score.queries(look, Induction()),
+    PREFIX_MATCHING: lambda look: patterns.score.queries(look, Induction()),
     "duplicate": lambda look: patterns.score.queries(look, Duplicate()),
     "previous token": lambda look: detectors.weight_on_previous.queries(look),
     "first token": lambda look: detectors.weight_on_first.queries(look),
@@ -137,9 +137,9 @@ def count_weights(attention: AttentionLayers) -> int:
 def choose_head(rows: Sequence[Head], wanted: str | None = None) -> Head | None:
     """Return the head whose score has the highest lower limit, of the first kind with a head; None if no kind has one."""
     for kind in TELLING_KINDS if wanted is None else (wanted,):
-        found = [row for row in rows if row.kind == kind and row.scores[kind].count >= MIN_SUPPORT]
+        found = [row for row in rows if row.kind == kind and row.deciding_score.count >= MIN_SUPPORT]
         if found:
-            return max(found, key=lambda row: row.scores[row.kind].low)
+            return max(found, key=lambda row: row.deciding_score.low)
     return None
 
 
@@ -153,10 +153,10 @@ def describe_head(entry: RecordingEntry, attention: AttentionLayers, row: Head) 
     q = choose_query(scores, words)
     weights = entry.get_map(place)[0, 0, q]
     k = int(weights.argmax())
-    score = row.scores[row.kind]
+    score = row.deciding_score
     reason = explain_key(row.kind, words, q, k, start)
     sentences = (
-        f"{name_head(row.layer, row.head)} {DOES[row.kind]}.",
+        f"Here {name_head(row.layer, row.head).lower()} {DOES[row.kind]}.",
         f"The marked token, {name_word(words, q)}, puts {format_share(weights[k])} of its attention on "
         f"{name_word(words, k)}{reason}; {describe_average(row.kind, scores[0][q], weights[k], score, reason)}.",
         describe_controls(attention),
@@ -192,7 +192,7 @@ def choose_query(scores: tuple[Tensor, Tensor], words: Sequence[str]) -> int:
 
 def explain_key(kind: str, words: Sequence[str], q: int, k: int, first: int = 0) -> str:
     """Return what the key has to do with the query, by the kind of the head, where that is so; `first` is the first token."""
-    if kind == "induction" and k and words[k - 1] == words[q]:
+    if kind == PREFIX_MATCHING and k and words[k - 1] == words[q]:
         return f", which followed an earlier {quote_word(words[q])}"
     if kind == "duplicate" and words[k] == words[q]:
         return ", the same token"
@@ -270,7 +270,7 @@ def explain_missing_kind(entry: RecordingEntry, attention: AttentionLayers, want
         return "Each token here looks at another input: that of a translation looks at the sentence that was translated."
     q = int(view_layer(entry, HeadPlace(attention.kind, attention.part, 0, 0)).is_token[0, 0].sum())  # without padding
     if wanted in DOES:
-        return f"No head is surely of the kind ‘{wanted}’ on {name_tokens(q)}."
+        return f"No head surely {DOES[wanted].partition(',')[0]} in {name_tokens(q)}."
     few = f": at least {MIN_SUPPORT} tokens must count" if q <= MIN_SUPPORT else ""
     return f"On {name_tokens(q)} no head looks clearly at one place{few}."
 

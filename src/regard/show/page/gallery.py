@@ -44,7 +44,7 @@ class GalleryItem:
 
 
 ITEMS = (
-    GalleryItem("induction", "Repeated words: an induction head", "type", "induction", " ".join([WORDS] * 4)),
+    GalleryItem("induction", "Repeated words: what came next before", "type", "prefix matching", " ".join([WORDS] * 4)),
     GalleryItem("previous", "The token before: a diagonal", "map", "previous token", BALLS),
     GalleryItem("sink", "The first token: a sink", "map", "first token", BALLS),
     GalleryItem("translation", "A translation, word by word", "text"),

@@ -8,12 +8,13 @@ export const SENTENCES = {
   "previous token": "attends to the previous token",
   itself: "attends to its own token",
   duplicate: "attends to earlier occurrences of its token",
-  induction: "attends to what followed its token before",
+  induction: "attends to what followed its token before, and copies it",
+  "prefix matching": "attends to what followed its token before",
   "first token": "attends to the first token",
   stripe: "attends to the same few tokens from everywhere",
   broad: "attends to half of its keys or more",
   local: "attends to tokens nearby",
-  unclear: "no score is clearly above its threshold and the others",
+  unclear: "no score is surely above its threshold, or several are",
 };
 
 export const EFFECT = "effect"; // the order by the sum of what is shown, if that is not the weight
