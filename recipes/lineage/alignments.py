@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.evaluate.alignment import Alignment, align
+from recipes.lineage.word_alignment import Alignment, align
 from regard.evaluate.translation_scores import translate_sentences
 from regard.models.recurrent import RecurrentTranslator
 from regard.models.translator import Translator

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from recipes.lineage.captions import AND, COUNTS, groups
-from regard.evaluate.alignment import WORD
-from regard.evaluate.linear_probe import fit_probe
+from recipes.lineage.linear_probe import fit_probe
+from recipes.lineage.word_alignment import WORD
 from regard.generate.translation_search import get_end_token
 from regard.models.recurrent import RecurrentTranslator
 from regard.observe.score_interval import wilson_interval

@@ -9,9 +9,9 @@ from recipes.lineage import alignments, lengths, measure, page, probes, table
 from recipes.lineage.captions import groups, joined
 from recipes.lineage.measure import ALIGNMENTS, RESULTS, compact
 from recipes.lineage.runs import runs
+from recipes.lineage.word_alignment import Alignment
 
 from bounds import assert_within, estimate_rounding, sum_bound
-from regard.evaluate.alignment import Alignment
 from regard.models.recurrent import RecurrentTranslator
 from regard.text import BytePair
 

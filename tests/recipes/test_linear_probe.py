@@ -1,9 +1,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from recipes.lineage.linear_probe import RIDGE, fit_probe
 
 from regard.errors import ShapeError
-from regard.evaluate.linear_probe import RIDGE, fit_probe
 
 N, C, CLASSES = 211, 5, 3
 

@@ -2,10 +2,10 @@ import unicodedata
 
 import pytest
 import torch
+from recipes.lineage.word_alignment import align, group_by_word, merge_weights
 
 from models.translators import Weights
 from regard.errors import DataError
-from regard.evaluate.alignment import align, group_by_word, merge_weights
 from regard.generate.translation_search import END_LABEL
 from regard.models.recurrent import RecurrentTranslator
 from regard.models.transformer import Transformer
