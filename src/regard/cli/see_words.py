@@ -118,7 +118,7 @@ def choose_queries(recording: Recording, options: argparse.Namespace, place: Lay
 def list_words(recording: Recording, place: LayerPlace) -> list[str]:
     """Return the words of the queries of a layer, from those of its keys on in self-attention; none if they are not words."""
     queries, keys = recording.map(place.layer, kind=place.kind, part=place.part).shape[2:]
-    words = recording.words(place.layer, place.kind, place.part)[0] or ()
+    words = recording.words(place.layer, place.kind, place.part)[place.kind != CROSS] or ()
     size = queries if place.kind == CROSS else keys
     asking, answering = recording.axis_places(place.layer, place.kind, place.part)
     is_wordless = describe_wordless_tokens(asking if place.kind == CROSS else answering, size)

@@ -17,7 +17,6 @@ from regard.observe import text_table
 from regard.observe.head_divergence import jensen_shannon
 from regard.observe.map_view import MapView
 from regard.observe.recorded_runs.run import IMPLICIT, KINDS
-from regard.observe.recorded_runs.words import TextPair
 from regard.observe.recorded_runs.words import split_rows as words_of
 from regard.observe.recording import Recording
 
@@ -119,8 +118,8 @@ def find_words(x: AttentionMap | Recording, kind: str, part: str | None) -> tupl
     """Return the words of the queries and of the keys."""
     if isinstance(x, AttentionMap) or x.tokens is None:
         return None, None
-    asking, answering = x.words(0, kind, part) if isinstance(x.tokens, TextPair) else (x.tokens, x.tokens)
-    return (None if asking is None else words_of(asking)), (None if answering is None else words_of(answering))
+    asking, answering = (None if words is None else words_of(words) for words in x.words(0, kind, part))
+    return asking, answering
 
 
 def compare(

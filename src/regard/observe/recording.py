@@ -26,7 +26,7 @@ from regard.observe.implicit_history import ImplicitCall
 from regard.observe.interception.attention_call import MissedCall, OtherWeights
 from regard.observe.recorded_runs.part_names import count_calls, describe_module, find_module_path, join_names
 from regard.observe.recorded_runs.run import Call, Run
-from regard.observe.recorded_runs.words import TextPair, Words, place_sequence_words, select_axis_words
+from regard.observe.recorded_runs.words import TextPair, Words, find_decoder
 from regard.observe.token_places.places import CROSS, Place, Places, check_places, select_places
 from regard.terminal_escapes import escape_controls
 
@@ -42,17 +42,26 @@ class Recording(HtmlRepr):
     model: str = ""
     runs: list[Run] = field(default_factory=list)
     missed: list[MissedCall] = field(default_factory=list)
-    tokens: Words | None = None  # for both axes, or {"rows": of the queries, "columns": of the keys}
+    tokens: Any = field(default_factory=lambda: None)  # words of the last run, {"rows": ..., "columns": ...}, or a tokenizer
     notes: list[str] = field(default_factory=list)  # modules of which more than q, k and a rule is stored, with the bytes
     places: Places | None = None  # the patches of an image, or the times of sound, that tokens stand for
     other_weights: list[OtherWeights] = field(default_factory=list)  # normalized, of no known pair of tokens
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name == "tokens" and self.runs:
+            set_run_tokens(self, value)
+            return
         if name == "tokens":
-            value = place_tokens(self, value)
+            value = TextPair.from_tokens(value)
         elif name == "places":
             value = check_places(value)
         super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the words of the last run as `tokens`, where none were set before it ran."""
+        if name != "tokens":
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return self.last.tokens
 
     @property
     def calls(self) -> list[Call | ImplicitCall]:
@@ -132,8 +141,8 @@ class Recording(HtmlRepr):
         return attribute(self, number, layers)
 
     def words(self, layer: int | str, kind: str = "self", part: str | None = None) -> tuple[Words | None, Words | None]:
-        """Return the words of the queries and of the keys of a layer of the last run; None where `tokens` has none."""
-        return select_axis_words(self.tokens, kind, self.last.find_visit(layer, kind, part)[0])
+        """Return the words of the rows and of the columns of a layer of the last run, or None; see Run.words."""
+        return self.last.words(layer, kind, part)
 
     def axis_places(self, layer: int | str, kind: str = "self", part: str | None = None) -> tuple[list[Place], list[Place]]:
         """Return the places of the queries and of the keys of a layer of the last run: several for several images, or none.
@@ -194,10 +203,17 @@ class Recording(HtmlRepr):
         return f"Nothing was recorded of {escape_controls(names)}{more}: {HELP}"
 
 
-def place_tokens(recording: Recording, tokens: Any) -> Any:
-    """Return tokens as words of the batch rows of the last run, where they are those of the sequences of a beam search."""
-    tokens = TextPair.from_tokens(tokens)
-    if not recording.runs or not recording.last.rows:
-        return tokens
-    calls = recording.last.softmax_calls  # the last is of the decoder: a tower of images may have more batch rows, of tiles
-    return place_sequence_words(tokens, recording.last.rows, len(calls[-1].stored.q) if calls else 0)
+def set_run_tokens(recording: Recording, tokens: Any) -> None:
+    """Set the words of the last run, or of every run that read token ids by a tokenizer.
+
+    A recording that is being built of runs, as one that is loaded, leaves those that have words as they are.
+    """
+    vars(recording).pop("tokens", None)
+    last = recording.last
+    if "notes" not in vars(recording):
+        last.tokens = TextPair.from_tokens(tokens) if last.tokens is None else last.tokens
+        return
+    has_ids = find_decoder(tokens) is not None
+    for run in recording.runs:
+        if run is last or (has_ids and run.ids is not None):
+            run.place_tokens(tokens, recording.places is not None)

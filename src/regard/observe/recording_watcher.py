@@ -175,6 +175,7 @@ class RecordingWatcher:
     def add_run(self) -> None:
         """Add the current run to the recording, if it is new."""
         if self.tracker.run not in self.recording.runs:
+            self.tracker.run.tokens = vars(self.recording).pop("tokens", None)  # words that were set before it
             self.recording.runs.append(self.tracker.run)
 
     def add_note(self, note: str, name: str) -> None:
@@ -263,6 +264,8 @@ class RecordingWatcher:
         tracker.run.histories[key] = history
         recorded = Call(history, stored)
         tracker.run.calls.append(recorded)
+        with suppress(Exception):  # the run does without ids
+            tracker.add_looked_up_ids(call, name, kind)
         tracker.run.media = join_media(tracker.run.media, self.media)
         tracker.run.add_positions((name, kind), find_positions(call))
         self.add_run()

@@ -244,7 +244,7 @@ def audit(
     measures: dict[str, Any] = {
         one.name: torch.stack([getattr(layer, one.name) for layer in found], 1) for one in fields(RowMeasures)
     }
-    words, heads = recording.words(numbers[0])[0], recording.heads(numbers[0])
+    words, heads = recording.words(numbers[0])[1], recording.heads(numbers[0])
     return Audit(
         tuple(chosen),
         tuple(numbers),

@@ -12,7 +12,7 @@ from regard.errors import ConfigError
 from regard.map import AttentionMap
 from regard.map.implicit_map import ImplicitMap
 from regard.observe import Recording
-from regard.show.axis_words import get_key_words
+from regard.show.axis_words import get_axis_words
 from regard.show.color_scale import Signed
 from regard.show.figure import (
     COLORMAP,
@@ -64,7 +64,9 @@ def draw_arcs(
         raise ConfigError(
             f"arcs can show at most {MAX_WORDS} tokens, got {end - first}: select some, e.g. queries=slice(0, 30)."
         )
-    words = [format_word(word.strip(" ") or word) for word in get_key_words(recording, row, k)[first:end]]
+    words = [
+        format_word(word.strip(" ") or word) for word in get_axis_words(recording, layer, kind, part, row, (q, k))[1][first:end]
+    ]
     weights = m[0, 0, slice(*rows), slice(*columns)].double().cpu().numpy()
     places, upright = place_words(words)
     name = f"layer {layer}, head {head}" if title is None else title

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from regard.errors import ConfigError
 from regard.observe import Recording
 from regard.observe.recorded_runs.run import IMPLICIT, KINDS
-from regard.observe.recorded_runs.words import MARKS, TextPair, Words
+from regard.observe.recorded_runs.words import MARKS, Words
 
 AxisWords = tuple[list[str], list[str]]
 Size = tuple[int, int]
@@ -45,15 +45,9 @@ def describe_implicit_layers(recording: Recording) -> str | None:
     return f"Not drawn here: {layers} without a softmax. regard.figure(recording, layer, head, kind='implicit') draws them."
 
 
-def get_key_words(recording: Recording, row: int, count: int) -> list[str]:
-    """Return the words of the keys of a recording, or their indices."""
-    return match_words(recording.tokens, row, count)
-
-
 def match_words(words: Words | None, row: int, count: int) -> list[str]:
     """Return the words of a batch row if there are `count` of them, else the indices."""
-    found = find_words(words, row, count)
-    return [str(n) for n in range(count)] if found is None else found
+    return find_words(words, row, count) or [str(n) for n in range(count)]
 
 
 def find_words(words: Words | None, row: int, count: int) -> list[str] | None:
@@ -65,17 +59,11 @@ def find_words(words: Words | None, row: int, count: int) -> list[str] | None:
 
 
 def get_axis_words(recording: Recording, layer: int | str, kind: str, part: str | None, row: int, size: Size) -> AxisWords:
-    """Return the words of the queries and of the keys of a layer, or their indices; `size` is (queries, keys).
-
-    The queries of cross attention are words of another text; those of self attention are the last of their keys, unless they
-    are more.
-    """
+    """Return the words of the queries and of the keys of a layer, or their indices; `size` is (queries, keys)."""
     asking, answering = recording.words(layer, kind, part)
     keys = match_words(answering, row, size[1])
-    if kind == "cross":
-        return match_words(asking if isinstance(recording.tokens, TextPair) else None, row, size[0]), keys
-    queries, count = size
-    return (keys[count - queries :] if queries <= count else match_words(None, row, queries)), keys
+    are_last = kind != "cross" and size[0] <= size[1] and asking is None  # the queries are the last of their keys
+    return keys[size[1] - size[0] :] if are_last else match_words(asking, row, size[0]), keys
 
 
 def describe_bytes(words: Sequence[str]) -> str | None:

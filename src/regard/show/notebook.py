@@ -20,7 +20,7 @@ from regard.observe import Recording
 from regard.observe.classification.head_scores import UNBOUNDED_SCORES
 from regard.observe.head_table import Heads
 from regard.observe.recorded_runs.run import KINDS
-from regard.show.axis_words import get_key_words
+from regard.show.axis_words import get_axis_words
 from regard.show.color_ramp import choose_ink, shade
 from regard.show.color_scale import MAX_LINEAR_TOKENS, MIN_LOG_WEIGHT, LinearScale, Log, Scale, choose_scale
 from regard.show.html_pictures import CAPTION, choose_sheet_size, escape_html, render_figure, render_page, tile_heads
@@ -86,7 +86,7 @@ def render_recording(recording: Recording) -> str:
     count = sum(h for _, h, _, _ in shapes)
     counts = ", ".join(format_count(n, noun) for n, noun in ((len(maps), "layer"), (count, "head"), (k, "token")))
     title = f"<b>{escape_html(recording.model or 'Recording')}</b>, {counts}"
-    words = get_key_words(recording, 0, k)
+    words = get_axis_words(recording, 0, kind, None, 0, (q, k))[1]
     title += render_start(recording, words)
     if count * min(q, TILE_CELLS) * k > MAX_SHEET_WEIGHTS or len({shape[2:] for shape in shapes}) > 1:
         picture, notes = render_implicit_sheet(recording, (q, k))
@@ -109,9 +109,9 @@ def render_implicit_recording(recording: Recording) -> str:
     """Render the text and the layers of a recording in which no layer has a softmax."""
     q, k = recording.map(0, kind="implicit").shape[2:]
     picture, notes = render_implicit_sheet(recording, (q, k))
-    words = get_key_words(recording, 0, k)
+    rows, words = get_axis_words(recording, 0, "implicit", None, 0, (q, k))
     title = f"<b>{escape_html(recording.model or 'Recording')}</b>, {format_count(k, 'token')}{render_start(recording, words)}"
-    return render_page(title, [picture], f"{CAPTION} {notes}", words[k - q :] if k >= q else [], words)
+    return render_page(title, [picture], f"{CAPTION} {notes}", rows, words)
 
 
 def render_start(recording: Recording, words: list[str]) -> str:

@@ -209,7 +209,7 @@ def name_query(
     q, k = recording.map(layer, kind=kind, part=part).shape[2:]
     asking, keys = recording.axis_places(layer, kind, part)
     size = k if asking else q
-    words = find_words(recording.words(layer, kind, part)[0], row, size)
+    words = find_words(recording.words(layer, kind, part)[kind != "cross" and bool(asking)], row, size)
     number = token + k - q if asking else token
     if words is not None:
         return f"“{words[number].strip()}”, token {number}"

@@ -5,7 +5,7 @@ import torch
 from regard.observe import Recording
 from regard.observe.recorded_runs.token_mixers import list_token_mixers
 from regard.observe.rollout import rollout as rolled
-from regard.show.axis_words import get_key_words
+from regard.show.axis_words import get_axis_words
 from regard.show.color_scale import Log, Signed
 from regard.show.figure import Picture, draw_sheet, format_word, make_panel
 from regard.show.head_figure import MAX_WORDS
@@ -31,12 +31,13 @@ def draw_rollout(
     several tokens, whose shares are added. Colors are logarithmic, or of two hues where layers without a softmax make entries
     negative. Raises ConfigError if no layer was recorded.
     """
-    count = len(list_token_mixers(recording.last, kind, part))
+    mixers = list_token_mixers(recording.last, kind, part)
+    count = len(mixers)
     settings = {"kind": kind, "part": part, "residual": residual}
     whole = rolled(recording, [query], **settings)  # type: ignore[arg-type]
     parts = [rolled(recording, [query], layers=range(n + 1), **settings) for n in range(count - 1)]  # type: ignore[arg-type]
     found = torch.stack([one[row, 0] for one in (*parts, whole)])
-    words = get_key_words(recording, row, found.shape[1])
+    words = get_axis_words(recording, mixers[0][1], mixers[0][0], part, row, (found.shape[1],) * 2)[1]
     place = query % len(words)
     name = f"rollout to “{format_word(words[place].strip(' ') or words[place])}”, token {place:,}" if title is None else title
     over = "token"

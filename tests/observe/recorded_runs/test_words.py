@@ -1,10 +1,16 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
+from transformers import BartConfig, BartForConditionalGeneration, GPT2Config, GPT2LMHeadModel
 
-from regard import ConfigError, ShapeError
+from regard import ConfigError, ShapeError, page, record
 from regard.observe.recorded_runs import words
+from regard.show.axis_words import get_axis_words
+from regard.show.page.recording_entry import HeadPlace, RecordingEntry
 
 CPU = torch.device("cpu")
+SIDES = {"layers": 2, "attention_heads": 2, "ffn_dim": 8}
 
 
 def test_equal_words_are_equal_numbers_in_every_batch_row():
@@ -87,3 +93,106 @@ def test_words_of_other_axes_are_refused(given):
 )
 def test_sentences_are_numbered_by_what_ends_them(text, numbers):
     assert words.number_sentences([f" {word}" for word in text.split()]) == numbers
+
+
+class Pooling(torch.nn.Module):
+    """Two layers, of which the second reads the means of pairs of tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.MultiheadAttention(8, 2, batch_first=True) for _ in range(2))
+
+    def forward(self, x):
+        x = self.layers[0](x, x, x)[0]
+        x = x.unflatten(1, (-1, 2)).mean(2)
+        return self.layers[1](x, x, x)[0]
+
+
+def test_words_are_shown_on_layers_of_their_number_and_on_no_other(tmp_path):
+    with record(model := Pooling()) as recording:
+        model(torch.randn(3, 14, 8))
+    for layer, n in enumerate((14, 7)):
+        own = [[f"{row}{place}" for place in range(n)] for row in "abc"]
+        for given in (own[0], own, [own[0], own[1][:-2], own[2]]):
+            recording.tokens = given
+            assert recording.words(1 - layer) == (None, None)
+            numbers = [str(place) for place in range(n)]
+            expected = given if isinstance(given[0], str) else [one if len(one) == n else numbers for one in given]
+            assert recording.words(layer) == (expected, expected)
+            page(recording, tmp_path / "pooling.html")
+        recording.tokens = own[:2]  # of two of three sentences
+        assert recording.words(layer) == (None, None)
+    for wrong in (13, 15, 8):
+        with pytest.raises(ConfigError, match=rf"got {wrong} words, but the layers have 7, 14 tokens"):
+            recording.tokens = ["x"] * wrong
+
+
+GENERATIONS = {
+    "cached": {},
+    "without a cache": {"use_cache": False},
+    "one word": {"max_new_tokens": 1},
+    "guesses": {"prompt_lookup_num_tokens": 3},
+    "samples": {"do_sample": True, "num_return_sequences": 3},
+    "beams": {"num_beams": 4, "num_return_sequences": 2},
+    "all beams": {"num_beams": 3, "num_return_sequences": 3},
+}
+
+
+@pytest.mark.parametrize("name", GENERATIONS)
+def test_a_row_has_the_word_that_it_read_and_the_word_that_nothing_read_has_none(name):
+    torch.manual_seed(0)
+    sizes = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 53, "bos_token_id": 0, "eos_token_id": None}
+    model = GPT2LMHeadModel(GPT2Config(**sizes)).eval()
+    prompt = torch.randint(3, 53, (1 if name == "guesses" else 2, 4)).repeat(1, 2)
+    prompt[1:, :3] = 0  # padding on the left
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "attention_mask": (prompt != 0).long()}
+    with record(model) as recording:
+        written = model.generate(prompt, **{**options, **GENERATIONS[name]})
+    b, _, q, k = recording.map(0).shape
+    spelled = [[f"w{n}" for n in row] for row in written.tolist()]
+    recording.tokens = spelled if len(spelled) > 1 else spelled[0]
+    rows, columns = recording.words(0)
+    assert rows == columns
+    rows = rows if len(written) > 1 else [rows]
+    assert [len(row) for row in rows] == [q] * b == [k] * b
+    for sequence, row in zip(spelled, recording.last.rows, strict=True):
+        assert rows[row] == sequence[:q]
+    others = {*range(b)} - {*recording.last.rows}
+    assert all(rows[row] == [str(n) for n in range(q)] for row in others)
+    recording.tokens = lambda ids: [f"w{n}" for n in ids]  # every row has its own, of other beams too
+    decoded = recording.words(0)[0]
+    assert ([decoded] if b == 1 else decoded) == [[f"w{n}" for n in row] for row in recording.last.ids.tolist()]
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_beams": 4, "num_return_sequences": 2}, {"do_sample": True, "num_return_sequences": 3}]
+)
+def test_each_row_of_a_translation_has_the_words_of_its_own_source(options, tmp_path):
+    torch.manual_seed(0)
+    sides = {f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in SIDES.items()}
+    ends = {"bos_token_id": 0, "eos_token_id": None, "forced_eos_token_id": None, "decoder_start_token_id": 2}
+    model = BartForConditionalGeneration(
+        BartConfig(vocab_size=53, d_model=16, pad_token_id=0, init_std=0.5, **sides, **ends)
+    ).eval()
+    source = torch.randint(3, 53, (2, 7))
+    with record(model) as recording:
+        written = model.generate(source, **{"max_new_tokens": 4, "do_sample": False, **options})
+    spelled = {"rows": [[f"t{n}" for n in row] for row in written.tolist()]}
+    spelled["columns"] = [[f"s{n}" for n in row] for row in source.tolist()]
+    recording.tokens = spelled
+    b, _, q, k = recording.map(0, kind="cross").shape
+    rows, columns = recording.words(0, "cross")
+    assert columns == [spelled["columns"][row // (b // 2)] for row in range(b)]
+    assert [len(row) for row in rows] == [q] * b
+    assert all(rows[row] == words[:q] for row, words in zip(recording.last.rows, spelled["rows"], strict=True))
+    assert recording.words(0, part="encoder") == (spelled["columns"],) * 2
+    page(recording, tmp_path / "beams.html")
+    entry = RecordingEntry("r1", recording)
+    for row in range(b):
+        assert entry.get_axis_words(HeadPlace("cross", "decoder", row)) == (rows[row], columns[row])
+        assert entry.get_axis_words(HeadPlace("self", "decoder", row)) == (rows[row], rows[row])
+        assert get_axis_words(recording, 0, "cross", "decoder", row, (q, k)) == (rows[row], columns[row])
+    for row in range(2):
+        assert entry.get_axis_words(HeadPlace("self", "encoder", row)) == (spelled["columns"][row],) * 2
+    recording.tokens = SimpleNamespace(pieces=lambda ids: [f"s{n}" for n in ids])
+    assert recording.words(0, "cross")[1] == columns

@@ -120,8 +120,7 @@ def classify_heads(
         b, h, _, k = m.shape
         numbers = recording.heads(number, kind=kind, part=part)
         asked = range(len(numbers)) if some is None else some
-        own = words.select_key_words(wanted.tokens, kind, names[number])
-        theirs = wanted if own is wanted.tokens else replace(wanted, tokens=own)
+        theirs = replace(wanted, tokens=select_key_words(recording, wanted.tokens, number, kind, part))
         tokens = None if theirs.tokens is None else words.convert_to_ids(theirs.tokens, b, k, m.device)
         look = MapView(m if some is None else m.select(heads=some), tokens, kind == "self", wanted.queries)
         values = recording.values(number, kind=kind, part=part)
@@ -143,11 +142,20 @@ def classify_implicit_heads(
     names = recording.layers(kind=IMPLICIT, part=part)
     for number in range(len(names)) if layers is None else resolve_layers(layers, names):
         m = recording.map(number, kind="implicit", part=part)
-        theirs = words.select_key_words(wanted.tokens, "self", names[number])
+        theirs = select_key_words(recording, wanted.tokens, number, IMPLICIT, part)
         tokens = None if theirs is None else words.convert_to_ids(theirs, m.shape[0], m.shape[3], m.device)
         for head, scores in enumerate(estimate_absolute_shares(m, names[number], wanted, tokens)):
             local = scores["local"].chance
             yield Head(number, names[number], head, infer_kind(scores, (1 + local) / 2), scores)
+
+
+def select_key_words(recording: Recording, tokens: Tokens | None, layer: int, kind: str, part: str | None) -> Tokens | None:
+    """Return the words or ids of a layer's keys: those of the recording if it has the layer's number, others as they are."""
+    if tokens is recording.tokens:
+        own: Tokens | None = recording.words(layer, kind, part)[1]
+        return own
+    theirs: Tokens | None = words.select_axis_words(tokens, kind, recording.layers(kind, part)[layer])[1]
+    return theirs
 
 
 def list_stripe_words(look: MapView, head: int, tokens: Tokens | None) -> tuple[str, ...]:

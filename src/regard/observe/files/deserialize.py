@@ -19,6 +19,7 @@ from regard.observe.files.header_values import (
     require_count,
     require_finite,
     require_four_axes,
+    require_ids,
     require_list,
     require_offset,
     require_rows,
@@ -29,6 +30,7 @@ from regard.observe.files.serialize import CALL_NUMBERS, CALL_TENSORS
 from regard.observe.implicit_history import ImplicitCall, ImplicitHistory
 from regard.observe.interception.attention_call import MissedCall, OtherWeights
 from regard.observe.recorded_runs.run import KINDS, Call, Run
+from regard.observe.recorded_runs.words import TextPair
 from regard.observe.recording import Recording
 from regard.observe.stored_calls.kv_history import KVHistory, StoredCall
 from regard.observe.token_places.places import deserialize_places
@@ -52,12 +54,6 @@ def load(path: str | Path, *, verify: bool = True) -> Recording:
 
 def deserialize_recording(header: dict[str, Any], tensors: dict[str, Tensor]) -> Recording:
     """Build the recording of a header and its tensors. Raises ValueError, TypeError or LookupError if they are inconsistent."""
-    tokens = header["tokens"]
-    if isinstance(tokens, dict):
-        axes = ("rows", "columns", *(["read"] if "read" in tokens else []))
-        tokens = {axis: deserialize_tokens(require_list(tokens[axis])) for axis in axes}
-    else:
-        tokens = deserialize_tokens(tokens)
     missed = [MissedCall(*(require_text(part) for part in require_list(one, 3))) for one in require_list(header["missed"])]
     runs = [deserialize_run(run, tensors) for run in require_list(header["runs"])]
     notes = [require_text(one) for one in require_list(header.get("notes", []))]  # absent in older files
@@ -66,13 +62,17 @@ def deserialize_recording(header: dict[str, Any], tensors: dict[str, Tensor]) ->
         for kernel, module, name in (require_list(one, 3) for one in require_list(header.get("other_weights", [])))
     ]
     places = deserialize_places(header.get("places"))
+    tokens = deserialize_tokens(header["tokens"])
     return Recording(require_text(header["model"]), runs, missed, tokens, notes, places, other_weights)
 
 
 def deserialize_tokens(found: Any) -> Any:
-    """Return the words of one batch row or of each."""
+    """Return the words of one batch row or of each, or those of both axes."""
     if found is None:
         return None
+    if isinstance(found, dict):
+        axes = ("rows", "columns", *(["read"] if "read" in found else []))
+        return {axis: deserialize_tokens(require_list(found[axis])) for axis in axes}
     return [
         require_text(one) if isinstance(one, str) else [require_text(word) for word in require_list(one)]
         for one in require_list(found)
@@ -83,7 +83,9 @@ def deserialize_run(found: dict[str, Any], tensors: dict[str, Tensor]) -> Run:
     """Build a run from its part of the header."""
     steps = {require_count(int(step)): name for step, name in found["turns"].items()}
     rows = {name: require_rows(tensors[name]) for name in set(steps.values())}
-    run = Run(parent_rows={step: rows[name] for step, name in steps.items()})
+    words = TextPair.from_tokens(deserialize_tokens(found.get("tokens")))  # absent in older files, as the ids
+    run = Run(parent_rows={step: rows[name] for step, name in steps.items()}, tokens=words)
+    run.read_ids = {require_text(path): [(0, require_ids(tensors[name]))] for path, name in found.get("ids", {}).items()}
     run.rows = [
         None if row is None else require_count(row) for row in require_list(found.get("rows", []))
     ]  # older files have none

@@ -156,3 +156,10 @@ def require_rows(x: Tensor) -> Tensor:
     if x.dim() != 1 or x.dtype != torch.int64 or (len(x) and int(x.min()) < 0):
         raise ValueError(f"expected batch rows (b,), got {x.dtype} {tuple(x.shape)}")
     return x
+
+
+def require_ids(x: Tensor) -> Tensor:
+    """Return x, which must be token ids, int64 (b, t)."""
+    if x.dim() != 2 or x.dtype != torch.int64:
+        raise ValueError(f"expected token ids (b, t), got {x.dtype} {tuple(x.shape)}")
+    return x

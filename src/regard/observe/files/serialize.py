@@ -13,6 +13,7 @@ from regard.observe.files import implicit_serialization, safetensors_file
 from regard.observe.files.mask_serialization import serialize_mask
 from regard.observe.implicit_history import ImplicitCall, ImplicitHistory
 from regard.observe.recorded_runs.run import Run
+from regard.observe.recorded_runs.token_ids import list_ids
 from regard.observe.recorded_runs.words import TextPair
 from regard.observe.stored_calls.kv_history import KVHistory, StoredCall
 from regard.observe.token_places.places import serialize_places
@@ -76,7 +77,11 @@ def serialize_recording(recording: Any) -> tuple[dict[str, Any], dict[str, Tenso
         "notes": recording.notes,
         **({"other_weights": other} if other else {}),
         **({} if recording.places is None else {"places": serialize_places(recording.places)}),
-        "runs": [serialize_run(run, packed) for run in recording.runs],
+        "runs": [
+            serialize_run(run, packed) | ({} if run.tokens is None else {"tokens": serialize_tokens(run.tokens)})
+            for run in recording.runs[:-1]
+        ]
+        + [serialize_run(run, packed) for run in recording.runs[-1:]],
     }
     return header, packed.tensors
 
@@ -118,10 +123,12 @@ def serialize_run(run: Run, packed: NamedTensors) -> dict[str, Any]:
         history.check_unchanged()
     histories: list[KVHistory | ImplicitHistory] = [*softmax, *implicit]
     keys = {id(history): list(key) for key, history in (*run.histories.items(), *run.implicit_histories.items())}
+    ids = {path: packed.add(x) for path, x in list_ids(run.read_ids, run.parent_rows).items()}
     places = {id(stored): n for history in histories for n, stored in enumerate(history.stored_calls)}
     return {
         "turns": {str(step): packed.add(rows) for step, rows in run.parent_rows.items()},
         "rows": run.rows,
+        **({"ids": ids} if ids else {}),
         "strands": [
             {
                 "key": keys.get(id(history)),

@@ -21,6 +21,7 @@ from regard.observe.interception.handwritten.handwritten_call import Handwritten
 from regard.observe.interception.handwritten.scores.weight_steps import WeightSteps
 from regard.observe.interception.handwritten.softmax.undivided_contexts import UndividedContexts
 from regard.observe.interception.handwritten_calls import HandwrittenCalls
+from regard.observe.interception.lookups import find_ids
 from regard.observe.interception.pixels.pixel_positions import PixelPositions
 from regard.observe.interception.plain_tensors import disable_modes
 from regard.observe.interception.provenance import PARAMETRIZES, ModuleFrame
@@ -65,6 +66,9 @@ class AttentionFunctionMode(HandwrittenCalls, TorchFunctionMode):
     def follow_child(self, child: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """Follow a child module that ran, and log it."""
         frames = STATE.frames
+        for ids in find_ids(child, args):
+            for frame in frames:
+                frame.ids.append(ids)
         if len(args) == 1 and not kwargs and id(child) in STATE.skippable_modules and isinstance(args[0], Tensor):
             self.follow_module(frames, child, args[0], output)  # maybe scores of pairs
         log_child(frames[-1], child, args, kwargs, output)

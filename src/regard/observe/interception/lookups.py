@@ -4,7 +4,7 @@ import weakref
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 MASKS = (torch.bool, torch.uint8)
 FULL = slice(None)
@@ -113,6 +113,13 @@ def find_lookup(name: str, args: Any, kwargs: Any) -> Lookup | None:
     size = 0 if axis is None else x.shape[axis]
     given, dim = tuple(map(weakref.ref, indices)), None if axis is None else axis - x.dim()
     return Lookup(tuple(map(copy_if_unversioned, indices)), along, size, given, dim)
+
+
+def find_ids(child: nn.Module, args: Any) -> list[Tensor]:
+    """Return the token ids that a module was given to look up embeddings of; empty if it looks up none."""
+    x = args[0] if args else None
+    is_ids = isinstance(x, Tensor) and not (x.is_floating_point() or x.is_nested)
+    return [x] if is_ids and any(isinstance(part, nn.Embedding) for part in child.modules()) else []
 
 
 def find_axis(name: str, x: Tensor, args: Any, kwargs: Any) -> tuple[int, tuple[int, ...]] | None:

@@ -79,6 +79,7 @@ class ModuleFrame:
         "__weakref__",
         "args",
         "contents",
+        "ids",
         "kwargs",
         "made",
         "makers",
@@ -93,6 +94,7 @@ class ModuleFrame:
     def __init__(self, module: nn.Module, watchers: tuple[Any, ...], args: Any, kwargs: Any) -> None:
         self.module, self.watchers, self.args, self.kwargs = module, watchers, args, kwargs
         self.multiplies_scores = False  # whether scores of pairs of tokens were multiplied with values as they are
+        self.ids: list[Tensor] = []  # token ids that were looked up as embeddings in it and in the modules that it called
         self.noted: list[Operation] = []
         self.made: dict[int, TensorSources] = {}  # by the id of the tensor's weak reference, which is unique
         self.settled: list[Operation] = []  # resolved in `made`, not yet in the two below

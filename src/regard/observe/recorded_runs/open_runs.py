@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from regard.observe.recorded_runs.block_outputs import is_inside
 from regard.observe.recorded_runs.run import HistoryKey, Run
+from regard.observe.recorded_runs.token_ids import join_tokens, truncate_tokens
 from regard.observe.stored_calls.cache_match import KEY_TOLERANCE, CacheMatch, has_same_keys, measure_distance
 from regard.observe.stored_calls.kv_history import KVHistory
 
 COPIED = 1e-6  # relative to a key's norm: tolerance for keys that a model computes again for each step, as by a rotation
 UNNAMED = 32  # number of open runs without a cache object, the latest ones
 PLAIN = (Tensor, nn.Module, str, int, float, bool, list, tuple, dict, set, type(None))
-IDS = ("decoder_input_ids", "input_ids")
 
 
 @dataclass(eq=False)
@@ -26,7 +26,6 @@ class OpenRun:
     run: Run = field(default_factory=Run)
     roots: dict[str, int] = field(default_factory=dict)  # by outermost module: the number of its last forward in the run
     caches: "list[weakref.ref[Any]]" = field(default_factory=list)  # arguments of its forwards
-    tokens: dict[str, list[tuple[int, Tensor | None]]] = field(default_factory=dict)  # by root: step, (b, t) token ids
     starts: dict[str, int] = field(default_factory=dict)  # by root: number of tokens in its cache before those that are known
     pointers: dict[tuple[str, str], int] = field(default_factory=dict)  # by module and kind: address of its last keys
     last: int = 0  # the number of its last forward in the recording
@@ -49,16 +48,16 @@ class OpenRun:
         self.last = forward
         if cache is not None and not self.has_cache(cache):
             self.caches = [one for one in self.caches if one() is not None] + [weakref.ref(cache)]
-        parts = self.tokens.setdefault(root, [])
+        parts = self.run.read_ids.setdefault(root, [])
         if known is not None:
-            self.tokens[root] = parts = list(truncate_tokens(parts, known))
+            self.run.read_ids[root] = parts = list(truncate_tokens(parts, known))
         if not parts or parts[-1][1] is None:  # join_tokens begins here
             self.starts[root] = length or 0
         parts.append((self.roots[root], tokens))
 
     def count_tokens(self, root: str) -> int:
         """Return the number of tokens that a root module has read in this run."""
-        return sum(ids.shape[1] for _, ids in self.tokens.get(root, ()) if ids is not None)
+        return sum(ids.shape[1] for _, ids in self.run.read_ids.get(root, ()) if ids is not None)
 
     def count_read_tokens(self, root: str) -> int:
         """Return the number of tokens of its text up to the last one that a root module has read, with those of its cache."""
@@ -73,23 +72,14 @@ class OpenRun:
         turns = dict(self.run.parent_rows)
         histories = {key: one.fork(turns) for key, one in self.run.histories.items()}
         implicit = {key: one.fork() for key, one in self.run.implicit_histories.items()}
-        tokens = {root: [*parts] for root, parts in self.tokens.items()}
-        return OpenRun(
-            Run(histories, parent_rows=turns, implicit_histories=implicit, media=self.run.media, positions=self.run.positions),
-            dict(self.roots),
-            tokens=tokens,
-            starts=dict(self.starts),
-            last=self.last,
-        )
+        read = {root: [*parts] for root, parts in self.run.read_ids.items()}
+        new = Run(histories, parent_rows=turns, implicit_histories=implicit, media=self.run.media, read_ids=read)
+        new.positions = self.run.positions
+        return OpenRun(new, dict(self.roots), starts=dict(self.starts), last=self.last)
 
     def join_tokens(self, root: str) -> Tensor | None:
         """Return the tokens (b, t) that a root module has read, after those that are unknown; None if all of them are."""
-        parts = self.tokens.get(root, [])
-        unknown = max((n for n, (_, ids) in enumerate(parts) if ids is None), default=-1)  # such as embeddings
-        parts = parts[unknown + 1 :]
-        history, last = KVHistory(root, "self", self.run.parent_rows), parts[-1][0] if parts else 0
-        fed = [history.reorder_rows(ids, step, last) for step, ids in parts if ids is not None]
-        return torch.cat(fed, 1).cpu() if len({len(ids) for ids in fed}) == 1 else None
+        return join_tokens(self.run.read_ids.get(root, []), self.run.parent_rows)
 
     def count_generated_tokens(self, root: str, sequences: Tensor) -> int:
         """Return how many tokens that a root module has read begin the one sequence that `generate` returned; else 0."""
@@ -113,13 +103,13 @@ class OpenRun:
 
         Only a generation of one sequence guesses, and the first token of a forward is no guess.
         """
-        same, last = self.count_generated_tokens(root, sequences), self.tokens.get(root, [(0, None)])[-1][1]
+        same, last = self.count_generated_tokens(root, sequences), self.run.read_ids.get(root, [(0, None)])[-1][1]
         rejected = self.count_tokens(root) - same
         return rejected if same and last is not None and rejected < last.shape[1] else 0
 
     def cut_tokens(self, root: str, count: int) -> None:
         """Remove the last `count` tokens that a root module has read, which are of its last forward."""
-        step, ids = self.tokens[root][-1]
+        step, ids = self.run.read_ids[root][-1]
         assert ids is not None
         for key, history in self.run.histories.items():
             last = history.stored_calls[-1]
@@ -129,7 +119,7 @@ class OpenRun:
         for key, implicit in self.run.implicit_histories.items():
             if implicit.stored_calls[-1].step == step:
                 self.run.implicit_histories[key] = implicit.crop(implicit.total - count)
-        self.tokens[root][-1] = step, ids[:, :-count]
+        self.run.read_ids[root][-1] = step, ids[:, :-count]
 
     def match_sequences(self, root: str, sequences: Tensor, prompts: int) -> list[int | None]:
         """Return for each sequence (n, t) the batch row whose tokens it begins with, or None.
@@ -147,14 +137,6 @@ class OpenRun:
             alike = torch.stack(same).any(0).nonzero().flatten() + first
             found.append(next((row for row in alike.tolist() if row not in found), int(alike[0]) if len(alike) else None))
         return found
-
-
-def truncate_tokens(parts: list[tuple[int, Tensor | None]], known: int) -> Iterator[tuple[int, Tensor | None]]:
-    """Yield the first `known` tokens of a list of parts."""
-    for step, ids in parts:
-        if known > 0:
-            yield step, None if ids is None else ids[:, :known]
-        known -= 0 if ids is None else ids.shape[1]
 
 
 Candidate = tuple[OpenRun, KVHistory, CacheMatch]
@@ -241,11 +223,3 @@ def read_cache_length(cache: Any, *layer: int) -> int | None:
         return int(cache.get_seq_length(*layer))
     except Exception:  # of somebody else's class: transformers' own raises ValueError where no layer has keys
         return None
-
-
-def find_token_ids(args: Any, kwargs: Any) -> Tensor | None:
-    """Return a copy of the token ids (b, t) among a module's arguments; None if there are none."""
-    given = next((kwargs[name] for name in IDS if kwargs.get(name) is not None), args[0] if args else None)
-    if not isinstance(given, Tensor) or given.dim() != 2 or given.is_floating_point():
-        return None
-    return given.detach().clone()

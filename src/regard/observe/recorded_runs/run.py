@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -20,7 +20,18 @@ from regard.observe.recorded_runs.part_names import (
     join_names,
     list_part_names,
 )
+from regard.observe.recorded_runs.token_ids import ENCODER, IdParts, find_side, list_ids
+from regard.observe.recorded_runs.words import (
+    TextPair,
+    check_lengths,
+    find_decoder,
+    fit_words,
+    place_words,
+    select_axis_words,
+    select_last_words,
+)
 from regard.observe.stored_calls.joined_maps import (
+    compute_shape,
     find_key_growth,
     have_equal_weights,
     join_differentiable_maps,
@@ -79,8 +90,86 @@ class Run:
     parent_rows: dict[int, Tensor] = field(default_factory=dict)
     rows: list[int | None] = field(default_factory=list)  # by sequence that generate returned: the row of the maps, or None
     implicit_histories: dict[HistoryKey, ImplicitHistory] = field(default_factory=dict)
+    tokens: Any = None  # the words of this run, in the batch rows of its maps, or of two texts a TextPair
     media: Media | None = None  # the sizes of the images or the sound that the model was given; not saved
     positions: dict[tuple[str, str], Positions] = field(default_factory=dict)  # of layers, by path and kind; not saved
+    read_ids: dict[str, IdParts] = field(default_factory=dict)  # by outermost module, of its source by "encoder"
+
+    def list_lengths(self) -> set[int]:
+        """Return the numbers of tokens along the axes of all layers, and of the ids that the model read."""
+        found = {ids.shape[1] for ids in self.select_ids() if ids is not None}
+        visits: dict[tuple[str, str, int], list[Sequence[int]]] = {}
+        for key, history in self.histories.items():
+            visits.setdefault(key[:3], []).append(compute_shape([history])[2:])
+        for sizes in visits.values():  # several calls of a visit may be one map
+            found.update(*sizes, map(sum, zip(*sizes, strict=True)))
+        return found.union(one.total for one in self.implicit_histories.values())
+
+    def place_tokens(self, tokens: Any, may_be_of_part: bool = False) -> None:
+        """Set the words of this run: given words, or those that a tokenizer, or a function, has for the ids that it read.
+
+        Raises ConfigError for words of a number that no layer has, unless they may be those of a part of its tokens, and for a
+        tokenizer where the model read no ids.
+        """
+        decode = find_decoder(tokens)
+        if decode is not None:
+            own, source = (x if x is None else [decode(row) for row in x.tolist()] for x in self.select_ids())
+            if own is None:
+                raise ConfigError("this run read no token ids that a tokenizer has words for: set recording.tokens to words.")
+            tokens = (own[0] if len(own) == 1 else own) if source is None else {"rows": own, "columns": source}
+        words = TextPair.from_tokens(tokens)
+        calls = self.softmax_calls  # the last is of the decoder: a tower of images may have more batch rows, of tiles
+        rows, b = (self.rows, len(calls[-1].stored.q)) if calls else ([], 0)
+        is_generated, lengths = bool(rows) or any(call.step for call in self.calls), self.list_lengths()
+        self.tokens = place_words(words, rows, b, lengths, is_generated)
+        if not may_be_of_part:
+            check_lengths(self.tokens, lengths)
+
+    @property
+    def ids(self) -> Tensor | None:
+        """The token ids that the model read, (b, t) in int64, a decoder's in an encoder-decoder model; None if it read none.
+
+        Those of a generation are the prompt's and then those of all steps, in the batch rows of the maps: row p chose token
+        p + 1, so that the last token of a returned sequence, which nothing read, is not among them.
+        """
+        return self.select_ids()[0]
+
+    @property
+    def source_ids(self) -> Tensor | None:
+        """The token ids (b, t) that the encoder of an encoder-decoder model read, before beams repeat its rows; else None."""
+        return self.select_ids()[1]
+
+    def words(self, layer: int | str, kind: str = "self", part: str | None = None) -> tuple[Any, Any]:
+        """Return the words of the rows and of the columns of the map of a layer: as many as there are, or None.
+
+        Words of another number are not of this layer. The rows of self-attention are the last of its columns.
+        """
+        name = self.find_visit(layer, kind, part)[0]
+        asking, answering = select_axis_words(self.tokens, kind, name)
+        if answering is None:
+            return None, None
+        b, _, q, k = self.compute_shape(layer, kind, part)
+        columns, rows = (fit_words(one, b, n, bool(self.rows)) for one, n in ((answering, k), (asking, q)))
+        if kind == "cross":
+            return rows if columns is None or isinstance(self.tokens, TextPair) else None, columns
+        return (rows if columns is None or q >= k else select_last_words(columns, q)), columns
+
+    def compute_shape(self, layer: int | str, kind: str, part: str | None) -> tuple[int, int, int, int]:
+        """Return the axes (b, h, q, k) of the map of a layer."""
+        if kind != IMPLICIT:
+            return compute_shape(self.find_histories(layer, kind, part))
+        return self.find_implicit_histories(layer, part)[0].build_map().shape
+
+    def select_ids(self) -> tuple[Tensor | None, Tensor | None]:
+        """Return the ids and those of the source; those of an encoder are a source if a decoder ran too."""
+        own = (calls.stored_calls for calls in self.histories.values() if calls.kind == "self")
+        shapes = {(len(calls[-1].q), sum(call.q.shape[2] for call in calls)) for calls in own}
+        sides: dict[bool, Tensor | None] = {}
+        for path, ids in list_ids(self.read_ids, self.parent_rows).items():
+            is_transposed = ids.shape not in shapes and ids.mT.shape in shapes  # (t, b): the model has its tokens first
+            sides[find_side(path) == ENCODER] = ids.mT if is_transposed else ids
+        has_decoder = any(find_side(path) != ENCODER for path in self.read_ids)
+        return sides.get(not has_decoder), sides.get(True) if has_decoder else None
 
     def add_positions(self, layer: tuple[str, str], positions: Positions) -> None:
         """Add the positions of a call of a layer; those of several calls that differ are not known."""

@@ -10,9 +10,11 @@ from regard.observe.implicit_history import ImplicitCall, ImplicitHistory, Store
 from regard.observe.interception.attention_call import AttentionCall, MissedCall
 from regard.observe.interception.plain_tensors import UnreadableError, disable_modes
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall, RecurrenceFactors
+from regard.observe.interception.thread_state import STATE
 from regard.observe.recorded_runs.layer_numbers import LayerNumbers
-from regard.observe.recorded_runs.open_runs import OpenRun, OpenRuns, find_cache, find_token_ids, read_cache_length, select_run
+from regard.observe.recorded_runs.open_runs import OpenRun, OpenRuns, find_cache, read_cache_length, select_run
 from regard.observe.recorded_runs.run import IMPLICIT, HistoryKey, Run
+from regard.observe.recorded_runs.token_ids import ENCODER, find_looked_up_ids, find_side, find_token_ids
 from regard.observe.stored_calls.cache_match import KEY_TOLERANCE, CacheMatch, has_hidden_keys, match_cache
 from regard.observe.stored_calls.call_graph import OutputGraph
 from regard.observe.stored_calls.decoder_steps import match_step
@@ -43,7 +45,10 @@ class RunTracker:
         self.is_undecided = False  # whether it is not yet decided if this forward continues a run
         self.cache: Any = None  # the cache among this forward's arguments
         self.length: int | None = None  # the number of tokens that it held when this forward started, if it states it
+        sides = {find_side(name.rpartition(".")[0].rpartition(".")[0]) for name in names.values()}
+        self.is_pair = len(sides - {""}) == 2  # whether the model is an encoder and a decoder, of more than one module each
         self.tokens: Tensor | None = None  # the token ids of this forward
+        self.looked_up: set[str] = set()  # readers whose ids were looked for among the embeddings of this forward
         self.forwards = self.returned_at = 0
         self.latest: dict[tuple[str, str], tuple[int, int]] = {}  # by module and kind: forward and key address of its last step
 
@@ -65,10 +70,12 @@ class RunTracker:
         """
         self.root = self.names[id(module)]
         with disable_modes():
-            self.cache, self.tokens = find_cache(args, kwargs), find_token_ids(args, kwargs)
+            self.cache = find_cache(args, kwargs)
+            self.tokens = find_token_ids(args, kwargs, self.is_pair and not find_side(self.root))
             self.length = read_cache_length(self.cache)
         self.layer_numbers.start_forward(self.root)
         self.dropped = 0
+        self.looked_up = set()
         self.forwards += 1
         self.is_undecided = self.runs.has_related_root(self.root)
         if not self.is_undecided:
@@ -115,6 +122,19 @@ class RunTracker:
         elif self.dropped:
             history = history.drop_queries(self.dropped)
         return key, history, match
+
+    def add_looked_up_ids(self, call: AttentionCall, name: str, kind: str) -> None:
+        """Add the token ids of this forward to the run from the embeddings of a call's tokens, unless they are known."""
+        side = find_side(name) if self.is_pair else ""
+        root = ENCODER if side == ENCODER and not find_side(self.root) else self.root
+        parts = self.run.read_ids.setdefault(root, [])
+        is_known = bool(parts) and parts[-1][0] == self.step and parts[-1][1] is not None
+        if kind == "cross" or is_known or root in self.looked_up:
+            return
+        self.looked_up.add(root)
+        ids = find_looked_up_ids(STATE.frames, call.q.shape[0], call.q.shape[2], side == "decoder")
+        if ids is not None:
+            parts[-1:] = [*(parts[-1:] if parts and parts[-1][0] != self.step else []), (self.step, ids)]
 
     def place_recurrence(self, call: RecurrenceCall, name: str) -> tuple[HistoryKey, ImplicitHistory | None]:
         """Return where a recurrence belongs, and the history that it continues; None if it starts from nothing.

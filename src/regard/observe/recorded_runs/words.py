@@ -1,7 +1,8 @@
 """The words of a map's axes: as ids, so that equal words can be found, and in classes, such as punctuation."""
 
+import operator
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,10 +10,19 @@ from torch import Tensor
 
 from regard.errors import ConfigError, ShapeError
 from regard.mechanism.arguments import describe_value
+from regard.observe.recorded_runs.token_ids import ENCODER, find_side
 
 Words = Sequence[str] | Sequence[Sequence[str]]  # of one batch row or of each
 Tokens = Words | Tensor  # or ids
 Class = Tensor | Callable[[str], bool]
+READERS: dict[str, Callable[[Any, list[int]], list[Any]]] = {  # by the method of a tokenizer: how it makes words of ids
+    "pieces": lambda read, ids: read(ids),
+    "convert_ids_to_tokens": lambda read, ids: read(ids),
+    "id_to_token": lambda read, ids: [read(number) for number in ids],
+    "decode": lambda read, ids: [read([number]) for number in ids],
+    "__call__": lambda read, ids: read(ids),
+}
+UNKNOWN = "\ufffd"  # the word of an id that a tokenizer lacks
 MARKS = "Ġ▁ĊĉĠ \t\r\n"  # white space as tokenizers write it
 
 
@@ -58,27 +68,85 @@ def number_sentences(words: Sequence[str]) -> list[int]:
     return numbers
 
 
-def place_sequence_words(tokens: Any, rows: Sequence[int | None], b: int) -> Any:
-    """Return the words of returned sequences as words of the b rows of a map, of which `rows` has that of each sequence.
-
-    The rows of other beams have numbers in place of words. Words of all, or of other than these sequences, are returned as they
-    are.
-    """
+def place_words(tokens: Any, rows: Sequence[int | None], b: int, lengths: Collection[int], is_generated: bool) -> Any:
+    """Return words, or those of two texts, in the b batch rows of a map; see place_generated_words."""
     if tokens is None or isinstance(tokens, Tensor):
         return tokens
     if isinstance(tokens, TextPair):
-        written, read = (place_sequence_words(words, rows, b) for words in (tokens.rows, tokens.read))
-        return TextPair(written, tokens.columns, None if tokens.read is tokens.rows else read)
-    sequences = split_rows(tokens)
-    if not b or len(sequences) != len(rows) or len(rows) == b or not all(sequences):
-        return tokens
-    placed = dict(reversed([*zip(rows, sequences, strict=True)]))  # of sequences of the same row the first, the likeliest
-    numbers = [str(n) for n in range(len(sequences[0]))]
-    return [placed.get(row, numbers) for row in range(b)]
+        asking, answering, read = (
+            place_words(words, rows, b, lengths, is_generated and words is not tokens.columns)
+            for words in (tokens.rows, tokens.columns, tokens.read)
+        )
+        return TextPair(asking, answering, None if tokens.read is tokens.rows else read)
+    return place_generated_words(tokens, rows, b, lengths) if is_generated else tokens
 
 
-def select_axis_words(tokens: Words | None, kind: str, name: str) -> tuple[Words | None, Words | None]:
-    """Return the words of a layer's queries and keys, by its kind and its module's path; None where there are none.
+def check_lengths(tokens: Any, lengths: Collection[int]) -> None:
+    """Raise ConfigError for words of a number of tokens that is not among the lengths; of two texts for those of either."""
+    for words in (tokens.rows, tokens.columns) if isinstance(tokens, TextPair) else (tokens,):
+        if isinstance(words, Tensor) or not words:
+            continue
+        if all(len(row) not in lengths for row in split_rows(words)):
+            raise ConfigError(
+                f"tokens must be the words of a layer's tokens: got {len(split_rows(words)[0])} words, but the layers have "
+                f"{', '.join(map(str, sorted(lengths)))} tokens. recording.last.ids are those that the model read."
+            )
+
+
+def place_generated_words(words: Words, rows: Sequence[int | None], b: int, lengths: Collection[int]) -> Words:
+    """Return the words of what `generate` returned as words of the b rows of a map, of which `rows` has that of each sequence.
+
+    Row p of a map chose word p + 1, so that the last word is of no row: words one longer than all axes lose it. The rows of
+    other beams have numbers in place of words. Words of all rows are returned as they are.
+    """
+    sequences = split_rows(words)
+    are_returned = all(len(row) not in lengths for row in sequences) and any(len(row) - 1 in lengths for row in sequences)
+    if are_returned:
+        sequences = [row[:-1] if len(row) - 1 in lengths else row for row in sequences]
+    if len(sequences) == len(rows) and b and (are_returned or len(rows) != b) and all(sequences):
+        placed = dict(reversed([*zip(rows, sequences, strict=True)]))  # of sequences of the same row the first, the likeliest
+        numbers = [str(n) for n in range(len(sequences[0]))]
+        sequences = [placed.get(row, numbers) for row in range(b)]
+    return sequences[0] if len(sequences) == 1 and isinstance(words[0], str) else sequences
+
+
+def fit_words(words: Words | Tensor | None, b: int, n: int, repeats_rows: bool = False) -> Any:
+    """Return the words of an axis of n tokens in b batch rows, or ids; None if no row has n.
+
+    A row of another number has the positions of its tokens. `repeats_rows` states that each row may be that of several.
+    """
+    if words is None or isinstance(words, Tensor):
+        return words if words is None or words.shape[-1] == n else None
+    rows = split_rows(words)
+    if all(len(row) != n for row in rows):
+        return None
+    if len(rows) == 1:
+        return words
+    if repeats_rows and b > len(rows) and b % len(rows) == 0:
+        rows = [row for row in rows for _ in range(b // len(rows))]
+    if len(rows) != b:
+        return None
+    fitted = [row if len(row) == n else [str(place) for place in range(n)] for row in rows]
+    return words if len(words) == b and all(map(operator.is_, fitted, rows)) else fitted
+
+
+def select_last_words(words: Any, count: int) -> Any:
+    """Return the last words of each batch row."""
+    return (
+        [row[len(row) - count :] for row in words] if words and not isinstance(words[0], str) else words[len(words) - count :]
+    )
+
+
+def find_decoder(tokens: Any) -> Callable[[list[int]], list[str]] | None:
+    """Return the function from ids to words that a tokenizer has, or that `tokens` is; None if it is neither."""
+    name = None if isinstance(tokens, (bytes, type, Tensor)) else next((one for one in READERS if hasattr(tokens, one)), None)
+    if name is None:
+        return None
+    return lambda ids: [UNKNOWN if word is None else word for word in READERS[name](getattr(tokens, name), ids)]
+
+
+def select_axis_words(tokens: Any, kind: str, name: str) -> tuple[Any, Any]:
+    """Return the words, or ids, of a layer's queries and keys, by its kind and its module's path; None where there are none.
 
     Of two texts, an encoder's self-attention has the source on both axes, a decoder's the target as it was read.
     """
@@ -86,7 +154,7 @@ def select_axis_words(tokens: Words | None, kind: str, name: str) -> tuple[Words
         return tokens, tokens
     if kind == "cross":
         return tokens.rows, tokens.columns
-    own = tokens.columns if any(part.startswith("encoder") for part in name.split(".")) else tokens.read
+    own = tokens.columns if find_side(name) == ENCODER else tokens.read
     return own, own
 
 
@@ -107,13 +175,9 @@ def check_tokens(tokens: Any) -> Any:
         if are_rows and all(isinstance(word, str) for row in some for word in row):
             return tokens
     raise ConfigError(
-        f"tokens must be a list of words, a list of words for each batch row, or a tensor of ids; got {describe_value(tokens)}."
+        "tokens must be a list of words, a list of words for each batch row, a tensor of ids, or, once the model ran, a "
+        f"tokenizer; got {describe_value(tokens)}."
     )
-
-
-def select_key_words(tokens: Tokens | None, kind: str, name: str) -> Tokens | None:
-    """Return the words or ids of a layer's keys."""
-    return tokens if isinstance(tokens, Tensor) else select_axis_words(tokens, kind, name)[1]
 
 
 def is_punctuation(word: str) -> bool:

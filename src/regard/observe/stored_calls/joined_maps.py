@@ -52,6 +52,16 @@ def join_maps(histories: list[KVHistory]) -> AttentionMap:
     return AttentionMap(q, k, Documents(*ids), scale=asked[0].scale, softcap=asked[0].softcap)
 
 
+def compute_shape(histories: list[KVHistory]) -> tuple[int, int, int, int]:
+    """Return the axes (b, h, q, k) of the map of a layer, which is made only where calls are joined."""
+    if len(histories) > 1:
+        return join_maps(histories).shape
+    b, h = histories[0].stored_calls[-1].q.shape[:2]
+    q = sum(stored.q.shape[2] for stored in histories[0].stored_calls)
+    k = histories[0].total - (histories[0].stored_calls[0].first if len(histories[0].stored_calls) == 1 else 0)
+    return int(b), int(h), int(q), int(k)
+
+
 def have_equal_weights(asked: list[Request]) -> bool:
     """Return whether calls with a rule of their own, so that they pack no sequences, have the same q, k, rule and scale."""
     first, *others = asked

@@ -167,7 +167,7 @@ def describe_head(entry: RecordingEntry, attention: AttentionLayers, row: Head) 
 def compute_query_scores(entry: RecordingEntry, place: HeadPlace, kind: str, start: int) -> tuple[Tensor, Tensor]:
     """Return the score of each query of a head by its kind, and whether it counts, both (q,); start is the first token."""
     m = entry.get_map(place)
-    words = entry.word_rows[0] if entry.word_rows and len(entry.word_rows[0]) == m.shape[3] else None
+    words = None if entry.find_word_list(entry.get_layers(place), 1) is None else entry.get_axis_words(place)[1]
     ids = None if words is None else convert_to_ids(words, 1, m.shape[3], m.device)
     found = SCORES[kind](MapView(m, ids))
     among = found.among[0, 0]

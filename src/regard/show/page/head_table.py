@@ -24,8 +24,8 @@ def stream_head_table(entry: RecordingEntry, place: HeadPlace, alive: Alive) -> 
     key = attention.kind, attention.part
     total = sum(shape[1] for shape in attention.shapes)
     rows: list[Head] = []
-    fits = entry.find_word_list(attention, 1) is not None  # a tower that reads images has other tokens than the text
-    wanted = HeadOptions((entry.recording.tokens or None) if fits else None, scores=entry.scores)
+    has_words = entry.find_word_list(attention, 1) is not None  # a tower that reads images has other tokens than the text
+    wanted = HeadOptions(entry.recording.tokens if has_words else None, scores=entry.scores)
     known = entry.head_rows.get(key)
     for row in known[0] if known else compute_rows(entry, place, wanted, alive):
         rows.append(row)

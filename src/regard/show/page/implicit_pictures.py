@@ -1,7 +1,7 @@
 """The layers of a recording without a softmax: their summary, and pictures and entries of the signed matrix of a head."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -16,7 +16,6 @@ from regard.observe.implicit_history import join_head_maps
 from regard.observe.recorded_runs.part_names import describe_module
 from regard.observe.recorded_runs.run import IMPLICIT, HistoryKey, Run
 
-FindListName = Callable[[str, str, int, set[int]], str | None]  # of a kind, a module, an axis and lengths
 PICTURE_PIXELS = 256  # maximum pixels along each side of a picture
 FILE_PIXELS = (1024, 512, 256, 128, 64, 32, 16)  # of the pictures in a single file: the most that fit
 MAX_FILE_BYTES = 16 * 2**20  # of these pictures, before compression
@@ -113,8 +112,10 @@ def get_entry_number(m: ImplicitMap, q: int, k: int) -> float | None:
     return found if math.isfinite(found) else None
 
 
-def summarize_implicit(layers: list[ImplicitLayer], pixels: int, find_list_name: FindListName) -> list[dict[str, Any]]:
-    """Summarize layers without a softmax, given the pixels of their pictures and the list of a module's words."""
+def summarize_implicit(
+    layers: list[ImplicitLayer], pixels: int, word_lists: Mapping[tuple[str, str | None], tuple[str | None, str | None]]
+) -> list[dict[str, Any]]:
+    """Summarize layers without a softmax, given the pixels of their pictures and the lists of their words."""
     found = []
     for one in layers:
         b, h, q, k = one.shape
@@ -128,7 +129,7 @@ def summarize_implicit(layers: list[ImplicitLayer], pixels: int, find_list_name:
                 "queries": q,
                 "keys": k,
                 "offset": one.offset,
-                "words": find_list_name(IMPLICIT, one.calls[0][0], 1, {k}),
+                "words": word_lists[IMPLICIT, one.name][1],
                 "rows": rows,
                 "columns": columns,
             }

@@ -3,9 +3,10 @@
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import cached_property
+from itertools import chain, count
 from typing import Any
 
 from torch import Tensor
@@ -18,12 +19,13 @@ from regard.observe.classification.head_scores import UserScore
 from regard.observe.classification.repeated_calls import split_calls
 from regard.observe.head_table import Head
 from regard.observe.recorded_runs.part_names import describe_module
-from regard.observe.recorded_runs.run import KINDS
-from regard.observe.recorded_runs.words import TextPair, select_axis_words
+from regard.observe.recorded_runs.run import IMPLICIT, KINDS
+from regard.observe.recorded_runs.token_ids import ENCODER, find_side
+from regard.observe.recorded_runs.words import TextPair, fit_words
 from regard.observe.recorded_runs.words import split_rows as by_row
-from regard.observe.stored_calls.joined_maps import join_maps
+from regard.observe.stored_calls.joined_maps import compute_shape
 from regard.observe.stored_calls.kv_history import KVHistory
-from regard.observe.token_places.places import AudioFrames
+from regard.observe.token_places.places import CROSS, AudioFrames
 from regard.show.axis_words import choose_attention_kind
 from regard.show.page import memory_size
 from regard.show.page.image_places import GridTable, can_roll_out, name_places
@@ -49,6 +51,8 @@ ROW_BYTES = 16  # maximum bytes of a row's denominator
 MAX_JOINED_LAYER_BYTES = 8 * 2**20  # maximum bytes of a layer whose calls are joined for all heads at once
 
 
+WordLists = dict[str, list[Sequence[str]]]  # by name, of each batch row or of all
+AxisKey = tuple[str, str | None]  # kind and part, or the name of a layer without a softmax
 MapKey = tuple[str, str | None, int, int | None]  # kind, part, layer, and head or None for all of them
 
 
@@ -249,31 +253,44 @@ class RecordingEntry:
         return rows or list(map(str, range(q))), columns or list(map(str, range(k)))
 
     def get_word_lists(self, b: int = 0) -> dict[str, Sequence[str]]:
-        """Return the lists of words of a batch row: `words`, and `queries`, the last of them, where the others are only keys.
-
-        With two texts also `source`, the other one, and `read`, what the decoder read, where that differs from what it wrote.
-        """
-        rows = self.word_rows or ([self.place_names] if self.place_names else [])
-        if not rows:
-            return {}
-        check_index("b", b, max(len(rows), self.count_batch_rows()))
-        words = get_row_words(b, rows)
-        counts = {
-            shape[2] for one in self.attention_layers if one.kind == "self" for shape in one.shapes if shape[3] == len(words)
-        }
-        short = min(counts, default=len(words))
-        found = {"words": words} | ({"queries": words[-short:]} if 0 < short < len(words) else {})
-        tokens = self.recording.tokens
-        if not isinstance(tokens, TextPair):
-            return found
-        read = {} if tokens.read is tokens.rows else {"read": get_row_words(b, by_row(tokens.read))}
-        return found | {"source": get_row_words(b, by_row(tokens.columns))} | read
+        """Return the lists of words of a batch row; see word_lists."""
+        lists = self.word_lists[0]
+        check_index("b", b, max((*map(len, lists.values()), self.count_batch_rows())))
+        return {name: rows[b if len(rows) > 1 else 0] for name, rows in lists.items() if b < len(rows) or len(rows) == 1}
 
     @cached_property
-    def word_rows(self) -> list[Sequence[str]]:
-        """Words of the recording, of two texts the target's, of each batch row or of all; empty where there are none."""
+    def word_lists(self) -> tuple[WordLists, dict[AxisKey, tuple[str | None, str | None]]]:
+        """Lists of words by name, of each batch row or of all, and those along the rows and columns of each kind and part.
+
+        They are `words`, and `queries`, the last of them, where the others are only keys. With two texts also `source`, the
+        other one, `read`, what the decoder read, where that differs from what it wrote, and `encoder`, the source before beams
+        repeated its rows.
+        """
+        lists: WordLists = {}
+        found: dict[AxisKey, tuple[str | None, str | None]] = {}
         tokens = self.recording.tokens
-        return by_row(tokens.rows if isinstance(tokens, TextPair) else tokens) if tokens else []
+        for kind, part, (rows, columns) in self.iterate_axis_words():
+            is_source = isinstance(tokens, TextPair) and (kind == CROSS or find_side(part or "") == ENCODER)
+            last = add_word_list(lists, columns, ("source", "encoder") if is_source else ("words", "read"))
+            found[kind, part] = add_word_list(lists, rows, ("words", "read") if kind == CROSS else ("queries",)), last
+        if tokens and not lists:
+            lists["words"] = by_row(tokens.rows if isinstance(tokens, TextPair) else tokens)
+        return lists, found
+
+    def iterate_axis_words(self) -> Iterator[tuple[str, str | None, tuple[Any, Any]]]:
+        """Yield the words along the rows and columns of each kind and part, None where not all of its layers have them.
+
+        Cross attention is first, whose rows are what was written.
+        """
+        for one in sorted(self.attention_layers, key=lambda one: one.kind != CROSS):
+            b, _, q, k = one.shapes[0]
+            names = fit_words(self.place_names or None, b, q), fit_words(self.place_names or None, b, k)
+            rows, columns = self.recording.words(0, one.kind, one.part) if self.recording.tokens else names
+            sizes = [{(shape[0], shape[axis]) for shape in one.shapes} for axis in (2, 3)]
+            yield one.kind, one.part, (rows if len(sizes[0]) == 1 else None, columns if len(sizes[1]) == 1 else None)
+        for layer in self.implicit_layers:
+            words = self.recording.words(layer.calls[0][0], IMPLICIT)[1] if self.recording.tokens else None
+            yield IMPLICIT, layer.name, (None, words)
 
     @cached_property
     def place_names(self) -> list[str]:
@@ -294,12 +311,6 @@ class RecordingEntry:
         places = [] if self.recording.tokens else self.recording.axis_places(0, attention.kind, attention.part)[0]
         return "token" if not places else "frame" if isinstance(places[0], AudioFrames) else "patch"
 
-    def count_word_rows(self) -> int:
-        """Return for how many batch rows there are words, of two texts in either of them."""
-        tokens = self.recording.tokens
-        parts = (tokens.rows, tokens.columns, tokens.read) if isinstance(tokens, TextPair) else (tokens,)
-        return max(len(by_row(words)) if words else 0 for words in parts)
-
     def count_batch_rows(self) -> int:
         """Return the number of batch rows of the layer that has the most."""
         shapes = [shape for one in self.attention_layers for shape in one.shapes]
@@ -307,37 +318,23 @@ class RecordingEntry:
 
     def find_word_list(self, attention: AttentionLayers, axis: int) -> str | None:
         """Return the name of the list of words along an axis, 0 for rows or 1 for columns; None where none fits all layers."""
-        lengths = {shape[2 + axis] for shape in attention.shapes}
-        return self.find_list_name(attention.kind, attention.names[0], axis, lengths)
-
-    def find_list_name(self, kind: str, name: str, axis: int, lengths: set[int]) -> str | None:
-        """Return the name of the list of words along an axis of a module's layers; None where their lengths are others."""
-        lists, tokens = self.get_word_lists(), self.recording.tokens
-        if isinstance(tokens, TextPair):
-            own = select_axis_words(tokens, kind, name)[axis]
-            chosen = "source" if own is tokens.columns else "words" if own is tokens.rows else "read"
-            lists = {chosen: lists[chosen]}
-        return next((one for one, words in lists.items() if {len(words)} == lengths), None)
+        return self.word_lists[1][attention.kind, attention.part][axis]
 
 
-def get_row_words(b: int, rows: list[Sequence[str]]) -> Sequence[str]:
-    """Return the words of a batch row, or of all rows."""
-    return rows[b if len(rows) > 1 else 0]
+def add_word_list(lists: WordLists, words: Any, names: Sequence[str]) -> str | None:
+    """Return the name of the list that has some words, which is added under the first free one of `names`; None without any."""
+    if words is None:
+        return None
+    rows = by_row(words)
+    known = next((name for name, some in lists.items() if some == rows), None)
+    name = known or next(name for name in chain(names, map(str, count())) if name not in lists)
+    lists[name] = rows
+    return name
 
 
 def is_joined(histories: list[KVHistory]) -> bool:
     """Return whether the map of a layer joins several calls, and so copies them."""
     return len(histories) > 1 or len(histories[0].stored_calls) > 1
-
-
-def compute_shape(histories: list[KVHistory]) -> tuple[int, int, int, int]:
-    """Return the axes (b, h, q, k) of the map of a layer, which is made only where calls are joined."""
-    if len(histories) > 1:
-        return join_maps(histories).shape
-    b, h = histories[0].stored_calls[-1].q.shape[:2]
-    q = sum(stored.q.shape[2] for stored in histories[0].stored_calls)
-    k = histories[0].total - (histories[0].stored_calls[0].first if len(histories[0].stored_calls) == 1 else 0)
-    return int(b), int(h), int(q), int(k)
 
 
 def truncate_word(word: str) -> str:
@@ -416,7 +413,7 @@ def summarize_entry(entry: RecordingEntry) -> dict[str, Any]:
             }
             for one in entry.attention_layers
         ],
-        "implicit": summarize_implicit(entry.implicit_layers, entry.implicit_pixels, entry.find_list_name),
+        "implicit": summarize_implicit(entry.implicit_layers, entry.implicit_pixels, entry.word_lists[1]),
         **({"images": list(entry.images), "grids": grids.grids} if entry.images else {}),
         **({"state": entry.state} if entry.state else {}),
         **({"number": entry.pull.number} if entry.pull else {}),

@@ -184,7 +184,7 @@ def iterate_answers(entry: RecordingEntry, finest: int, wanted: str | None) -> I
 
 def iterate_words(entry: RecordingEntry) -> Iterator[NamedAnswer]:
     """Generate the lists of words of each batch row that has its own."""
-    for row in range(max(entry.count_word_rows(), 1)):
+    for row in range(max(map(len, entry.word_lists[0].values()), default=0)):
         for name, words in entry.get_word_lists(row).items():
             yield f"{entry.id}/words?list={name}&b={row}", encode_json({"words": [truncate_word(word) for word in words]})
 

@@ -84,5 +84,5 @@ def record_translation(adapter: TranslatorAdapter, text: str, most: int) -> Reco
         model(torch.tensor([source]), [len(source)], torch.tensor([read]))
     recording.model = adapter.name
     words = {"rows": found.tokens, "columns": source, "read": read}
-    recording.tokens = {axis: adapter.pieces(ids) for axis, ids in words.items()}  # type: ignore[assignment]
+    recording.tokens = {axis: adapter.pieces(ids) for axis, ids in words.items()}
     return recording
