@@ -9,13 +9,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.errors import ConfigError
-from regard.mechanism.arguments import check_count, check_instance, check_integer, check_sequence, describe_value
+from regard.mechanism.arguments import check_choice, check_count, check_instance, check_integer, check_sequence, describe_value
+from regard.observe.recorded_runs.run import Run
 from regard.observe.recording import Recording
 from regard.observe.token_places.places import CROSS, AudioFrames
 
 Floats = npt.NDArray[np.float32]
 DIAGONAL, DOWN, RIGHT = 0, 1, 2  # where the cheapest path to a cell comes from
 MEDIAN_WIDTH = 7  # frames, of Whisper's filter
+RULES = ("transformers", "openai")  # packages whose times of Whisper's words differ
 
 
 def token_times(
@@ -25,6 +27,7 @@ def token_times(
     prompt: int = 0,
     frames: int | None = None,
     median: int = MEDIAN_WIDTH,
+    rule: str = "transformers",
 ) -> Tensor:
     """Return the time at which each token starts in the sound, in seconds, (b, q + 1), from cross attention.
 
@@ -32,11 +35,19 @@ def token_times(
     frames of the encoder, normalized over the tokens and smoothed by a median over time, are averaged over the heads; the time
     of a token is where the cheapest monotonic path through them reaches it. The first `prompt` tokens are at 0, and the end is
     at the time of the last token. They are those of the last run: of sound longer than the model reads at once, they count from
-    the start of the last part that it read. The numbers are those of Whisper's `return_token_timestamps` in transformers,
-    which makes NaN of a frame that has the same weight from all tokens, here 0.
-    Raises ConfigError if there is no cross attention to frames of sound: then set recording.places["cross"].
+    the start of the last part that it read.
+
+    rule="transformers" gives the numbers of Whisper's `return_token_timestamps` in transformers: the path is through the rows
+    that read the tokens after the prompt, normalized over these. rule="openai" gives those of the package openai-whisper
+    (find_alignment), which are about one token earlier: its path is through the rows that chose the tokens, row p for token
+    p + 1, normalized over all rows, of weights whose sum over `frames` is 1. It needs one forward over the prompt, the text and
+    the token of its end, whose row is not on the path. Both make NaN of a frame that has the same weight from all tokens,
+    here 0.
+    Raises ConfigError if there is no cross attention to frames of sound: then set recording.places["cross"]; and for beams of
+    which recording.last.rows does not name those that were returned.
     Source: Radford et al. 2022 and openai/whisper, timing.py.
     """
+    is_openai = check_choice("rule", rule, RULES) == "openai"
     check_instance("recording", recording, Recording, "Record a model with regard.record(model).")
     count = len(recording.layers(CROSS))
     place = recording.axis_places(0, CROSS)[1] if count else []
@@ -54,13 +65,30 @@ def token_times(
     weights = weights[..., : None if frames is None else check_count("frames", frames)]
     b, _, q, _ = weights.shape
     found = torch.zeros(b, q + 1)
-    prompt = check_count("prompt", prompt, 0)
-    if prompt < q:
-        for row in range(b):
-            costs = -average_heads(weights[row, :, prompt:], median)
-            times = align_tokens(costs.double().cpu().numpy()) * place[0].seconds
-            found[row, prompt:] = torch.tensor([*times, times[-1]])
+    prompt = check_count("prompt", prompt, int(is_openai))
+    check_rows(recording.last, is_openai)
+    for row in range(b if prompt < q else 0):
+        if is_openai:
+            mean = average_heads(weights[row] / weights[row].sum(-1, keepdim=True), median)[prompt - 1 : -1]
+        else:
+            mean = average_heads(weights[row, :, prompt:], median)
+        times = align_tokens(-mean.double().cpu().numpy()) * place[0].seconds
+        found[row, prompt:] = torch.tensor([*times, times[-1]])
     return found
+
+
+def check_rows(run: Run, is_openai: bool) -> None:
+    """Raise ConfigError if no row of a run is known to be a returned text, or if the rule needs one forward and it has more."""
+    if is_openai and any(call.step for call in run.calls):
+        raise ConfigError(
+            "rule='openai' needs one forward over the prompt, the text and its end, as find_alignment runs it; got a run of "
+            "several steps. Record model(mel, tokens)."
+        )
+    if run.parent_rows and not run.rows:
+        raise ConfigError(
+            "the rows of this run are beams, and which of them were returned is only known of `generate` in transformers. Find "
+            "the row of recording.last.ids that begins with the returned tokens, and set recording.last.rows = [row]."
+        )
 
 
 def choose_heads(recording: Recording, count: int) -> list[tuple[int, int]]:
