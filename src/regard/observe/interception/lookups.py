@@ -118,8 +118,9 @@ def find_lookup(name: str, args: Any, kwargs: Any) -> Lookup | None:
 def find_ids(child: nn.Module, args: Any) -> list[Tensor]:
     """Return the token ids that a module was given to look up embeddings of; empty if it looks up none."""
     x = args[0] if args else None
-    is_ids = isinstance(x, Tensor) and not (x.is_floating_point() or x.is_nested)
-    return [x] if is_ids and any(isinstance(part, nn.Embedding) for part in child.modules()) else []
+    if not isinstance(x, Tensor) or x.is_floating_point() or x.is_nested:
+        return []
+    return [x] if any(isinstance(part, nn.Embedding) for part in child.modules()) else []
 
 
 def find_axis(name: str, x: Tensor, args: Any, kwargs: Any) -> tuple[int, tuple[int, ...]] | None:
