@@ -1,11 +1,14 @@
+from dataclasses import fields
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers.generation import logits_process as theirs
 
+from generate.small_models import table
 from regard import ConfigError, DataError
-from regard.generate import Settings
+from regard.generate import Settings, generate
 from regard.generate.sampling import RowGenerators, Sampling, draw_tokens
 
 B, N = 3, 17
@@ -121,14 +124,13 @@ def test_a_setting_outside_what_is_possible_is_refused(asked, says):
         Sampling(**asked)
 
 
-@pytest.mark.parametrize("asked", [{}, {"temperature": 0.5, "top_p": 0.8}])
-def test_top_k_of_none_is_all(asked):
-    x = logits()
-    assert torch.equal(
-        Sampling(top_k=None, **asked).compute_scores(x, [[]] * B), Sampling(top_k=0, **asked).compute_scores(x, [[]] * B)
-    )
-    assert not Settings(top_k=None).has_sampling_options
-    assert Settings(top_k=None, beams=2).beams == 2
+@pytest.mark.parametrize("option", [field.name for field in fields(Sampling)])
+def test_none_in_place_of_an_option_is_no_cut(option):
+    others = {"temperature": 0.5, "top_p": 0.8, "min_p": 0.1} if option == "top_k" else {"top_k": 3}
+    assert Sampling(**{option: None}, **others) == Sampling(**others)
+    assert not Settings(**{option: None}).has_sampling_options
+    assert Settings(**{option: None}, beams=2).beams == 2
+    assert list(generate(table(N), [1, 2], 3, seed=0, **{option: None})) == list(generate(table(N), [1, 2], 3, seed=0))
 
 
 @pytest.mark.parametrize("seed", [-(2**63) - 1, 2**64, 10**30, [0, 1, 2**64]])

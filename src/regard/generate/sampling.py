@@ -1,7 +1,7 @@
 """From logits to a token: which tokens remain, how likely each is, and the random generators that choose among them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -18,24 +18,27 @@ LEAST_SEED, MOST_SEED = -(2**63), 2**64 - 1  # that torch accepts
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How a token is drawn; the defaults leave the model's own probabilities as they are.
+    """How a token is drawn; the defaults, and None in their place, leave the model's own probabilities as they are.
 
     Applied in this order: the repetition penalty, the temperature, top_k, top_p, min_p.
     """
 
     temperature: float = 1.0  # divides the logits; 0 takes the likeliest token
-    top_k: int | None = 0  # only the k likeliest; 0 and None are all (Fan et al. 2018)
+    top_k: int = 0  # only the k likeliest; 0 is all (Fan et al. 2018)
     top_p: float = 1.0  # only the likeliest that together have probability p (Holtzman et al. 2020)
     min_p: float = 0.0  # only those at least p times as likely as the likeliest (Nguyen et al. 2024)
     repetition_penalty: float = 1.0  # divides logits above 0 of earlier tokens, multiplies those below (Keskar et al. 2019)
 
     def __post_init__(self) -> None:
+        for option in fields(Sampling):
+            if getattr(self, option.name) is None:
+                object.__setattr__(self, option.name, option.default)
         for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
             check_number(name, getattr(self, name))
         if not 0 <= self.temperature < float("inf"):
             raise ConfigError(f"temperature must be 0, which takes the likeliest token, or above; got {self.temperature!r}.")
-        if self.top_k is not None and check_integer("top_k", self.top_k, ", or None for all") < 0:
-            raise ConfigError(f"top_k is a number of tokens, or 0 or None for all; got {describe_value(self.top_k)}.")
+        if check_integer("top_k", self.top_k, ", or None for all") < 0:
+            raise ConfigError(f"top_k is a number of tokens, 0 for all; got {describe_value(self.top_k)}.")
         for name in ("top_p", "min_p"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} is a probability, from 0 to 1; got {describe_value(getattr(self, name))}.")

@@ -68,7 +68,7 @@ class Settings(Sampling):
     @property
     def has_sampling_options(self) -> bool:
         """Whether top_k, top_p, min_p or a temperature other than 0 and 1 is set."""
-        return self.temperature not in (0, 1) or (self.top_k or 0, self.top_p, self.min_p) != (0, 1, 0)
+        return self.temperature not in (0, 1) or (self.top_k, self.top_p, self.min_p) != (0, 1, 0)
 
     @cached_property
     def stops(self) -> list[int | str]:
