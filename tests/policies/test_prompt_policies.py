@@ -1,5 +1,8 @@
 """SnapKV, ObservedAttention, Knorm and ExpectedAttention keep what their formulas, written out by head, say."""
 
+import copy
+from dataclasses import dataclass
+
 import pytest
 import torch
 
@@ -94,14 +97,26 @@ def test_a_budget_may_differ_between_layers_and_heads():
     assert sizes == [[5] * G * R, [2] * R + [int(P * 0.5)] * R]
 
 
-def test_a_policy_of_the_user_takes_ten_lines():
-    class Newest(PromptPolicy):
-        """Keep the newest keys."""
+class Newest(PromptPolicy):
+    """Keep the newest keys, and the first ones."""
 
-        def score_keys(self, prompt):
-            return torch.arange(prompt.tokens).expand(len(prompt.k), prompt.k.shape[1], -1).float()
+    first: int = 0
 
-    assert list_keys_after_prompt(Newest(4), make_inputs())[1][2] == set(range(P - 4, P))
+    def score_keys(self, prompt):
+        places = torch.arange(prompt.tokens).expand(len(prompt.k), prompt.k.shape[1], -1).float()
+        return places.masked_fill(places < self.first, torch.inf)
+
+
+@pytest.mark.parametrize("decorate", [lambda kind: kind, dataclass(frozen=True)], ids=["plain", "decorated"])
+def test_a_policy_of_the_user_takes_ten_lines_and_a_parameter(decorate):
+    policy = decorate(type("Own", (Newest,), {}))
+    assert list_keys_after_prompt(policy(4), make_inputs())[1][2] == set(range(P - 4, P))
+    assert list_keys_after_prompt(policy(4, first=1), make_inputs())[1][2] == {0, *range(P - 3, P)}
+    assert policy(4, first=1).label == "Own(budget=4, first=1)"
+    assert policy(4, first=1) != policy(4)
+    assert {policy(4, 1), copy.deepcopy(policy(4, 1))} == {policy(4, 1)}
+    with pytest.raises(ConfigError, match="at least 1"):
+        policy(0, first=1)
 
 
 class Shapeless(PromptPolicy):
@@ -119,8 +134,11 @@ class Shapeless(PromptPolicy):
         (lambda: Knorm(1.5), "above 0 and at most 1"),
         (lambda: Knorm(()), "a budget for each layer"),
         (lambda: SnapKV(5, kernel=4), "must be odd"),
-        (lambda: SnapKV(5, window=6).choose_keys(make_inputs()), "fewer than its window of 6"),
-        (lambda: SnapKV(50, window=40).choose_keys(make_inputs()), "a prompt of at least 41"),
+        (
+            lambda: SnapKV(5, window=6).choose_keys(make_inputs()),
+            "not its window of 6 .* a window of at most 5,",
+        ),
+        (lambda: SnapKV(50, window=40).choose_keys(make_inputs()), "a window of at most 30,"),
         (lambda: Knorm((3,)).choose_keys(make_inputs(layer=1)), "for 1 layers"),
         (lambda: Knorm(((3, 4, 5),)).choose_keys(make_inputs()), "for 3 key heads"),
         (lambda: Shapeless(3).choose_keys(make_inputs()), "score_keys must return"),

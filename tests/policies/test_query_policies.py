@@ -97,9 +97,11 @@ def test_block_sparse_attention_reads_the_blocks_with_the_largest_means():
     ("make", "says"),
     [
         (lambda: Oracle(0.0), "above 0 and at most 1"),
-        (lambda: Quest(4, 5).choose_keys(make_inputs()), "at least one page of 5 keys"),
-        (lambda: BlockSparse(4, 5).choose_keys(make_inputs()), "at least one block of 5 keys"),
+        (lambda: Quest(4, 5).choose_keys(make_inputs()), "not one page of 5: pass a larger budget"),
+        (lambda: BlockSparse(4, 5).choose_keys(make_inputs()), "not one block of 5: pass a larger budget"),
         (lambda: Quest(page=0), "page"),
+        (lambda: VerticalSlash(last=P + 1).choose_keys(make_inputs()), "got 31 of 53 .* a longer prompt, or a smaller last"),
+        (lambda: VerticalSlash(last=99).choose_keys(make_inputs()), "at least 99 .* of a longer text, or a smaller last"),
     ],
 )
 def test_bad_settings_are_refused_in_a_sentence(make, says):

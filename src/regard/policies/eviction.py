@@ -15,15 +15,15 @@ from regard.mechanism.arguments import check_count
 from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.scores import default_scale, score_dtype
 from regard.policies.attention_inputs import CAUSAL, AttentionInputs
-from regard.policies.budget import Budget, check_budget, count_keys
+from regard.policies.budget import count_keys
 from regard.policies.key_masks import Lifetime
-from regard.policies.policy import Policy, end_at_prompt, require_prompt, select_largest, share_ends
+from regard.policies.policy import BudgetPolicy, end_at_prompt, require_prompt, select_largest, share_ends
 
 How = Literal["sum", "last"]  # of a key's weights so far, by key head; the last query's alone, in the mean of all heads
 
 
 @dataclass(frozen=True)
-class H2O(Policy):
+class H2O(BudgetPolicy):
     """Keep the last `recent` keys and those with the largest sum of weights so far, `budget` keys in all.
 
     The sums start with the whole prompt, after which the cache is cut to the budget; then each query attends to the cache and
@@ -31,12 +31,11 @@ class H2O(Policy):
     of a key head. recent is half of the budget by default. Source: Zhang et al. 2023 (H2O), algorithm 1.
     """
 
-    budget: Budget = 0.1
     recent: int | None = None
     reads_whole_prompt: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "budget", check_budget("H2O(budget)", self.budget))
+        super().__post_init__()
         if self.recent is not None:
             check_count("H2O(recent)", self.recent, 0)
 
@@ -57,7 +56,7 @@ class H2O(Policy):
 
 
 @dataclass(frozen=True)
-class TOVA(Policy):
+class TOVA(BudgetPolicy):
     """Keep the `budget` keys to which the last query attends most, in the mean over all heads of the layer.
 
     The cache is cut to the budget after the prompt; then each query attends to the cache and to its own key, and the key with
@@ -65,11 +64,7 @@ class TOVA(Policy):
     last key is always kept, as in kvpress.
     """
 
-    budget: Budget = 0.1
     reads_whole_prompt: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "budget", check_budget("TOVA(budget)", self.budget))
 
     def choose_keys(self, inputs: AttentionInputs) -> Mask:
         require_prompt(self, inputs, 1)

@@ -6,7 +6,7 @@ check_causality refuses a policy that looks ahead, whoever wrote it.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import ClassVar
+from typing import ClassVar, Self, dataclass_transform
 
 import torch
 from torch import Tensor
@@ -22,16 +22,32 @@ from regard.policies.key_masks import Lifetime
 BLOCK = 256  # queries whose tables are compared at a time
 
 
+def make_dataclass(policy: type) -> None:
+    """Make a subclass of Policy a frozen dataclass, unless it is one or has a constructor of its own."""
+    if issubclass(policy, Policy) and not {"__dataclass_fields__", "__init__"} & vars(policy).keys():
+        dataclass(frozen=True)(policy)
+
+
+@dataclass_transform(frozen_default=True)
 @dataclass(frozen=True)
 class Policy(ABC):
     """Which keys each query may use, decided from the queries, keys and values of a layer.
 
-    A subclass is a frozen dataclass with `choose_keys`. The prompt is read at once, so that what its queries use may depend on
-    all of it; what a later query uses depends on no token after its own. `check_causality` tests that. A subclass whose queries
-    of the prompt always read all keys before them sets `reads_whole_prompt`: many policies can then share one reading of it.
+    A subclass is a frozen dataclass with `choose_keys`, with or without the decorator: its annotations are its parameters. The
+    prompt is read at once, so that what its queries use may depend on all of it; what a later query uses depends on no token
+    after its own. `check_causality` tests that. A subclass whose queries of the prompt always read all keys before them sets
+    `reads_whole_prompt`: many policies can then share one reading of it.
     """
 
     reads_whole_prompt: ClassVar[bool] = False
+
+    def __new__(cls, *arguments: object, **named: object) -> Self:
+        make_dataclass(cls)
+        return super().__new__(cls)
+
+    def __init_subclass__(cls) -> None:
+        for parent in cls.__bases__:
+            make_dataclass(parent)
 
     @abstractmethod
     def choose_keys(self, inputs: AttentionInputs) -> Mask:
@@ -75,18 +91,24 @@ def label_policies(policies: Sequence[Policy]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class PromptPolicy(Policy):
-    """A policy that keeps, once the prompt is read, its best keys of it; all later keys stay.
-
-    A subclass writes `score_keys`, which sees the prompt alone. budget counts the kept keys of the prompt: a number, a share of
-    the prompt, or a tuple of these by layer, and by key head. At each query of the prompt every key is used.
-    """
+class BudgetPolicy(Policy):
+    """A policy with a budget: a number of keys, a share of the prompt, or a tuple of these by layer, and by key head."""
 
     budget: Budget = 0.1
-    reads_whole_prompt: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "budget", check_budget(f"{type(self).__name__}(budget)", self.budget))
+
+
+@dataclass(frozen=True)
+class PromptPolicy(BudgetPolicy):
+    """A policy that keeps, once the prompt is read, its best keys of it; all later keys stay.
+
+    A subclass writes `score_keys`, which sees the prompt alone. The budget counts the kept keys of the prompt. At each query of
+    the prompt every key is used.
+    """
+
+    reads_whole_prompt: ClassVar[bool] = True
 
     @abstractmethod
     def score_keys(self, prompt: AttentionInputs) -> Tensor:
@@ -113,12 +135,14 @@ def check_policy(value: object) -> Policy:
     return value
 
 
-def require_prompt(policy: Policy, inputs: AttentionInputs, least: int) -> None:
-    """Raise ConfigError if the prompt has fewer tokens than a policy needs, or more than there are."""
-    if not least <= inputs.prompt <= inputs.tokens:
-        raise ConfigError(
-            f"{policy.label} needs a prompt of at least {least} and at most {inputs.tokens:,} tokens; got {inputs.prompt:,}."
-        )
+def require_prompt(policy: Policy, inputs: AttentionInputs, least: int, or_else: str = "") -> None:
+    """Raise ConfigError, which ends with other advice, for fewer tokens than a policy needs, or more than there are."""
+    came = f"got {inputs.prompt:,} of {inputs.tokens:,} tokens"
+    if inputs.prompt > inputs.tokens:
+        raise ConfigError(f"a prompt cannot have more tokens than there are; {came}.")
+    if inputs.prompt < least:
+        longer = "a longer prompt" if least <= inputs.tokens else "a prompt of a longer text"
+        raise ConfigError(f"{policy.label} needs a prompt of at least {least:,} tokens; {came}. Pass {longer}{or_else}.")
 
 
 def select_largest(scores: Tensor, counts: Tensor) -> Tensor:

@@ -35,12 +35,13 @@ class SnapKV(PromptPolicy):
             raise ConfigError(f"SnapKV(kernel) must be odd, so that a key is in the middle; got {self.kernel}.")
 
     def choose_keys(self, inputs: AttentionInputs) -> Mask:
-        require_prompt(self, inputs, self.window + 1)
+        require_prompt(self, inputs, 2)
         least = int(count_keys(self.budget, inputs.prompt, inputs.layer, inputs.k.shape[1]).min())
-        if least < self.window:
+        most = min(least, inputs.prompt - 1)
+        if self.window > most:
             raise ConfigError(
-                f"{self.label} keeps {least:,} of {inputs.prompt:,} keys, fewer than its window of {self.window}: pass a "
-                "larger budget or a smaller window."
+                f"{self.label} keeps {min(least, inputs.prompt):,} keys of a prompt of {inputs.prompt:,}, not its window of "
+                f"{self.window:,} after at least one key: pass a window of at most {most:,}, or a larger budget and prompt."
             )
         return super().choose_keys(inputs)
 
@@ -99,7 +100,7 @@ class ExpectedAttention(PromptPolicy):
             raise ConfigError(f"ExpectedAttention(epsilon) must be at least 0 and finite; got {self.epsilon}.")
 
     def choose_keys(self, inputs: AttentionInputs) -> Mask:
-        require_prompt(self, inputs, self.sinks + 2)
+        require_prompt(self, inputs, self.sinks + 2, ", or fewer sinks")
         return super().choose_keys(inputs)
 
     def score_keys(self, prompt: AttentionInputs) -> Tensor:

@@ -18,26 +18,22 @@ from regard.mechanism.heads import share
 from regard.mechanism.mask_algebra import EVERYTHING, Mask
 from regard.mechanism.scores import default_scale, score_dtype
 from regard.policies.attention_inputs import AttentionInputs
-from regard.policies.budget import Budget, check_budget, count_keys
+from regard.policies.budget import count_keys
 from regard.policies.key_masks import ChosenPages, Lines
-from regard.policies.policy import Policy, require_prompt
+from regard.policies.policy import BudgetPolicy, Policy, require_prompt
 
 ROWS = 64  # queries that a thread takes at a time
 
 
 @dataclass(frozen=True)
-class Oracle(Policy):
+class Oracle(BudgetPolicy):
     """Read the `budget` keys with the largest weights, at each query after the prompt.
 
     No choice of as many keys keeps more of the weights, and none this good is known before all weights are: it is the bound
     that other policies are compared with.
     """
 
-    budget: Budget = 0.1
     reads_whole_prompt: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "budget", check_budget("Oracle(budget)", self.budget))
 
     def choose_keys(self, inputs: AttentionInputs) -> Mask:
         require_prompt(self, inputs, 0)
@@ -88,28 +84,25 @@ def repeat_last(keys: Tensor, width: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Quest(Policy):
+class Quest(BudgetPolicy):
     """Read the pages of keys that may hold the largest scores, at each query after the prompt, and the page of its own key.
 
     A page of `page` keys is represented by the smallest and the largest number of each feature; the score of a query with them
     bounds that with every key of the page. budget counts keys. Source: Tang et al. 2024 (Quest), algorithm 1.
     """
 
-    budget: Budget = 0.1
     page: int = 16
     reads_whole_prompt: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "budget", check_budget("Quest(budget)", self.budget))
+        super().__post_init__()
         check_count("Quest(page)", self.page)
 
     def choose_keys(self, inputs: AttentionInputs) -> Mask:
         require_prompt(self, inputs, 0)
         if inputs.prompt == inputs.tokens:
             return EVERYTHING
-        counts = count_keys(self.budget, inputs.prompt, inputs.layer, inputs.k.shape[1]) // self.page
-        if len(set(counts.tolist())) > 1 or int(counts[0]) < 1:
-            raise ConfigError(f"{self.label} must keep at least one page of {self.page} keys, as many in each head of a layer.")
+        count = count_pages(self, inputs, "page", self.page)
         dtype = score_dtype(inputs.q.dtype)
         whole = inputs.tokens // self.page  # the pages that are ever complete
         pages = inputs.k[:, :, : whole * self.page].to(dtype).unflatten(2, (whole, self.page))
@@ -121,37 +114,45 @@ class Quest(Policy):
             part = q[:, :, start : start + step]
             bounds = part.clamp(min=0) @ high.mT + part.clamp(max=0) @ low.mT  # (b, h, n, pages)
             own = torch.arange(inputs.prompt + start, inputs.prompt + start + part.shape[2], device=q.device) // self.page
-            found.append(choose_largest_pages(bounds, own, int(counts[0])))
+            found.append(choose_largest_pages(bounds, own, count))
         return ChosenPages(torch.cat(found, 2), page=self.page, rows=1, start=inputs.prompt, stop=inputs.tokens)
 
 
 @dataclass(frozen=True)
-class BlockSparse(Policy):
+class BlockSparse(BudgetPolicy):
     """Read, for each block of queries, the blocks of keys whose mean has the largest score with the mean of the queries.
 
     This holds for the prompt, whose queries are known at once; later queries read every key. A block of queries always reads
     its own block of keys. budget counts keys. Source: Jiang et al. 2024 (MInference), the block-sparse pattern of algorithm 3.
     """
 
-    budget: Budget = 0.1
     block: int = 64
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "budget", check_budget("BlockSparse(budget)", self.budget))
+        super().__post_init__()
         check_count("BlockSparse(block)", self.block)
 
     def choose_keys(self, inputs: AttentionInputs) -> Mask:
         require_prompt(self, inputs, 1)
         prompt, dtype = inputs.select_prompt(), score_dtype(inputs.q.dtype)
-        counts = count_keys(self.budget, inputs.prompt, inputs.layer, inputs.k.shape[1]) // self.block
-        if len(set(counts.tolist())) > 1 or int(counts[0]) < 1:
-            raise ConfigError(
-                f"{self.label} must keep at least one block of {self.block} keys, as many in each head of a layer."
-            )
+        count = count_pages(self, inputs, "block", self.block)
         q, k = (average_blocks(x.to(dtype), self.block) for x in (prompt.q, prompt.k))
         scores = q @ share(k, q.shape[1]).mT * (-1 if (inputs.scale or 1) < 0 else 1)  # (b, h, blocks, blocks)
-        pages = choose_largest_pages(scores, torch.arange(q.shape[2], device=q.device), int(counts[0]))
+        pages = choose_largest_pages(scores, torch.arange(q.shape[2], device=q.device), count)
         return ChosenPages(pages, page=self.block, rows=self.block, start=0, stop=inputs.prompt)
+
+
+def count_pages(policy: BudgetPolicy, inputs: AttentionInputs, name: str, size: int) -> int:
+    """Return how many pages, or blocks, of keys a budget is. Raises ConfigError for none, or another number in some heads."""
+    counts = count_keys(policy.budget, inputs.prompt, inputs.layer, inputs.k.shape[1])
+    if int(counts.min()) < size:
+        raise ConfigError(
+            f"{policy.label} reads {int(counts.min()):,} keys for a prompt of {inputs.prompt:,}, not one {name} of {size:,}: "
+            f"pass a larger budget or a smaller {name}."
+        )
+    if len(set((counts // size).tolist())) > 1:
+        raise ConfigError(f"{policy.label} reads as many keys in each head of a layer: pass one budget for each layer.")
+    return int(counts[0]) // size
 
 
 def average_blocks(x: Tensor, block: int) -> Tensor:
@@ -194,7 +195,7 @@ class VerticalSlash(Policy):
             check_count(f"VerticalSlash({name})", getattr(self, name))
 
     def choose_keys(self, inputs: AttentionInputs) -> Mask:
-        require_prompt(self, inputs, self.last)
+        require_prompt(self, inputs, self.last, ", or a smaller last")
         prompt = inputs.select_prompt()
         first = prompt.tokens - self.last
         weights = prompt.build_map(first)[...]  # (b, h, last, prompt)

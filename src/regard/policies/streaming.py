@@ -38,7 +38,7 @@ class StreamingLLM(Policy):
             if window < 1:
                 raise ConfigError(
                     f"{self.label} leaves no window after its {self.sinks} sinks, for a prompt of {inputs.prompt:,} tokens. "
-                    "Pass a larger budget."
+                    "Pass a larger budget, or fewer sinks."
                 )
         recent = Window(left=window - 1)
         return recent | Prefix(self.sinks) if self.sinks else recent
