@@ -108,6 +108,32 @@ def test_a_number_chooses_that_layer_of_the_encoder_of_the_decoder_and_of_its_cr
     assert recording.names == chosen
 
 
+@pytest.mark.parametrize("name", ["llama", "bart", "t5"])
+@pytest.mark.parametrize("layers", [[-1], [-2, 0], [-9]])
+def test_numbers_below_0_choose_the_layers_that_map_counts_from_the_end(name, layers):
+    model, given = make_model_and_inputs(name)
+    _, whole = run(model, given, recorded=True)
+    with torch.no_grad(), record(model, layers=layers) as recording:
+        model(**given)
+    names = [whole.layers(kind, part) for kind in ("self", "cross", "implicit") for part in whole.last.parts or [None]]
+    expected = {each[n] for each in names for n in layers if -len(each) <= n < len(each)}
+    assert set(recording.names) == expected
+    assert [call.name for call in recording.calls] == [call.name for call in whole.calls if call.name in expected]
+
+
+def test_the_last_layer_of_a_generation_is_that_of_the_whole(tmp_path):
+    model, _ = make_model_and_inputs("llama")
+    ids, maps = torch.randint(3, 50, (2, 4), generator=torch.Generator().manual_seed(0)), []
+    for layers in (None, [-1]):
+        with record(model, layers=layers) as recording:
+            model.generate(ids, max_new_tokens=3, do_sample=False)
+        maps.append(recording.map(-1).dense())
+    assert torch.equal(*maps)
+    assert len({call.name for call in recording.calls}) == 1
+    recording.save(tmp_path / "last.reg")
+    assert torch.equal(load(tmp_path / "last.reg").map(0).dense(), maps[0])
+
+
 def test_requested_attentions_are_all_there_whatever_is_stored():
     model, given = make_model_and_inputs("llama")
     with torch.no_grad(), record(model, layers=[1]) as recording:
@@ -153,7 +179,7 @@ REFUSED = {  # what is recorded of a model, and what is said
         lambda model: record(model, layers="layers.9.self_attn"),
         r"layers\.9\.self_attn.*layers\.0\.self_attn",
     ),
-    "a layer below 0": (lambda model: record(model, layers=[-1]), r"a layer must be a whole number of at least 0.*got -1"),
+    "a layer that is no number": (lambda model: record(model, layers=[0.5]), "a layer must be a whole number or the path.*0.5"),
     "a head that is not there": (lambda model: record(model, heads=[1, 4]), "head 4 is out of range: the heads are 0 to 3"),
     "a head twice": (lambda model: record(model, heads=[2, 2]), r"heads names head 2 twice: \[.*\] of 4 heads"),
     "a head twice, from the end": (lambda model: record(model, heads=[3, -1]), r"heads names head 3 twice: \[.*\] of 4 heads"),

@@ -33,11 +33,11 @@ def record(
     Of layers without a softmax, such as Mamba, the factors of the implied matrix are recorded: recording.map(layer,
     kind="implicit").
 
-    layers (numbers or paths of modules) and heads select what is recorded. keep="bfloat16" halves the memory, keep="values"
-    also keeps the values, keep="residual" the residual stream after each block, keep=("bfloat16", "values") does two of these.
-    to=FOLDER writes what is kept to the folder as it is recorded and memory-maps it. The output, gradients and random numbers
-    of the model do not change. A Hugging Face model called with output_attentions=True returns maps. Calls that could not be
-    recorded are listed in recording.missed, and a warning is issued once.
+    layers (numbers as of recording.map, or paths of modules) and heads select what is recorded. keep="bfloat16" halves the
+    memory, keep="values" also keeps the values, keep="residual" the residual stream after each block, keep=("bfloat16",
+    "values") does two of these. to=FOLDER writes what is kept to the folder as it is recorded and memory-maps it. The output,
+    gradients and random numbers of the model do not change. A Hugging Face model called with output_attentions=True returns
+    maps. Calls that could not be recorded are listed in recording.missed, and a warning is issued once.
     Raises ConfigError for a model compiled by torch.compile or torch.jit, and for wrong arguments. While compiled, models with
     attn_implementation="regard" (regard.register_attention) are recorded, and F.scaled_dot_product_attention in those that are
     compiled in the context.
@@ -86,7 +86,8 @@ class Recorder:
             yield watcher.recording
 
     def finish(self) -> None:
-        """Infer the places of the tokens and warn of what was not recorded, once all is."""
+        """Remove layers that are not selected, infer the places of the tokens and warn of what was not recorded."""
+        self.watcher.remove_unselected()
         self.watcher.fill_places()
         warn_missed(self.recording)
 

@@ -1,6 +1,6 @@
 """The watcher of `record`: it handles the attention calls of one model, and adds each to the recording."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -69,6 +69,17 @@ class RecordingWatcher:
             has_images = self.media is not None and self.media.size is not None and not self.media.tokens
             if has_images and not STATE.mode.positions.stored:  # a mask of a text has the dimensions of an image
                 STATE.mode.positions.start(find_pixels(module, args, kwargs))
+
+    def may_keep_layer(self, name: str, numbers: Callable[[], Set[int | None]]) -> bool:
+        """Return whether a layer is selected, or may be by its number from the end."""
+        return self.selection.counts_from_end or self.selection.has_layer(name, numbers)
+
+    def remove_unselected(self) -> None:
+        """Remove the layers that are not selected, if some are selected by their numbers from the end, now that all ran."""
+        runs = self.recording.runs
+        for run in runs if self.selection.counts_from_end else ():
+            run.keep_layers(lambda name, numbers: self.selection.has_layer(name, lambda: numbers))
+        runs[:] = [run for run in runs if run.calls]
 
     def fill_places(self) -> None:
         """Infer the places of the tokens of the last run, unless they were set."""
@@ -139,7 +150,7 @@ class RecordingWatcher:
     def record_recurrence(self, call: RecurrenceCall, name: str) -> None:
         """Add a recurrence to the recording, unless its layer is not selected."""
         tracker = self.tracker
-        if not self.selection.has_layer(name, lambda: tracker.layer_numbers.find_first_numbers(name, IMPLICIT, False)):
+        if not self.may_keep_layer(name, lambda: tracker.layer_numbers.find_first_numbers(name, IMPLICIT, False)):
             return
         recorded, found = tracker.append_recurrence(call, name, self.store.store, self.needs_graph)
         if len(recorded.history.stored_calls) == 1:
@@ -249,7 +260,7 @@ class RecordingWatcher:
         kind = numbers.infer_kind(call, name)
         self.attended |= {name} if kind == "self" else set()
         is_step = call.is_stepwise and kind == "cross"
-        if not self.selection.has_layer(name, lambda: numbers.find_first_numbers(name, kind, is_step)):
+        if not self.may_keep_layer(name, lambda: numbers.find_first_numbers(name, kind, is_step)):
             return None
         key, history, match = tracker.place_call(call, name, kind)
         if kind == "self":

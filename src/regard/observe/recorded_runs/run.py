@@ -1,6 +1,7 @@
 """Run: one forward of a model, or a prompt and the steps that continued it, with one map for each layer; its calls."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, overload
 
@@ -187,6 +188,18 @@ class Run:
             call.history.stored_calls.remove(call.stored)
         self.histories = {key: one for key, one in self.histories.items() if one.stored_calls}
         return bool(removed)
+
+    def keep_layers(self, is_selected: Callable[[str, set[int]], bool]) -> None:
+        """Remove the layers that are not selected by their module and their numbers, from either end, as `map` counts them."""
+        kept = set()
+        for kind, part in itertools.product((*KINDS, IMPLICIT), (None, *self.parts)):
+            visits = self.list_visits(kind, part)
+            numbered = ((name, visit, {n, n - len(visits)}) for n, (name, visit) in enumerate(visits))
+            kept |= {(name, kind, visit) for name, visit, numbers in numbered if is_selected(name, numbers)}
+        self.histories = {key: one for key, one in self.histories.items() if key[:3] in kept}
+        self.implicit_histories = {key: one for key, one in self.implicit_histories.items() if key[:3] in kept}
+        left = {id(one) for one in (*self.histories.values(), *self.implicit_histories.values())}
+        self.calls = [call for call in self.calls if id(call.history) in left]
 
     @property
     def softmax_calls(self) -> list[Call]:

@@ -1,6 +1,6 @@
 """The selection of layers and heads that a recording keeps."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ConfigError, MissingNameError
-from regard.mechanism.arguments import check_count, check_integer, describe_value
+from regard.mechanism.arguments import check_integer, describe_value
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Selection:
         numbers = None
         if given is not None:
             numbers = frozenset(
-                check_count("a layer", one, 0, alternative=" or the path of a module")
+                check_integer("a layer", one, alternative=" or the path of a module")
                 for one in given
                 if not isinstance(one, str)
             )
@@ -47,6 +47,11 @@ class Selection:
     def has_all_layers(self) -> bool:
         """Whether all layers are selected."""
         return self.numbers is None and not self.paths
+
+    @property
+    def counts_from_end(self) -> bool:
+        """Whether a layer is selected by a number below 0: which one that is shows only once all layers have run."""
+        return any(number < 0 for number in self.numbers or ())
 
     def find_heads(self, count: int) -> list[int]:
         """Return the selected heads of `count`. Raises ConfigError for one that there is not, or that is named twice."""
@@ -60,7 +65,7 @@ class Selection:
             raise ConfigError(f"heads names head {twice} twice: {self.heads} of {count} heads. Name each once.")
         return found
 
-    def has_layer(self, name: str, numbers: Callable[[], set[int | None]]) -> bool:
+    def has_layer(self, name: str, numbers: Callable[[], Set[int | None]]) -> bool:
         """Return whether a layer is selected, by its path or by one of its numbers; `numbers` is called only if they matter."""
         return (
             self.numbers is None
