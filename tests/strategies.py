@@ -75,7 +75,7 @@ def rules(b, h, q, k, starts):
 @st.composite
 def simple_rules(draw, b, h, q, k, starts):
     bound = st.none() | st.integers(0, 4)
-    kind = draw(st.sampled_from(["everything", "causal", "window", "prefix", "padding", "once", "twice", "given"]))
+    kind = draw(st.sampled_from(["everything", "causal", "window", "prefix", "padding", "table", "once", "twice", "given"]))
     if kind == "everything":
         return Everything(), lambda *_: True
     if kind == "causal":
@@ -89,8 +89,11 @@ def simple_rules(draw, b, h, q, k, starts):
         first = draw(st.integers(0, k + 2))
         return Prefix(first), lambda n, _, i, j: j < first
     if kind == "padding":
-        lengths = draw(st.lists(st.integers(0, k + 1), min_size=b, max_size=b))
-        return Padding(lengths), lambda n, _, i, j: j < lengths[n]
+        lengths, side = draw(st.lists(st.integers(0, k + 1), min_size=b, max_size=b)), draw(st.sampled_from(["right", "left"]))
+        return Padding(lengths, side), lambda n, _, i, j: j < lengths[n] if side == "right" else j >= k - lengths[n]
+    if kind == "table":
+        real = torch.rand(b, k) > draw(st.sampled_from([-1, 0.4, 1]))
+        return Padding(real), lambda n, _, i, j: bool(real[n, j])
     if kind == "once":
         own = torch.randint(0, 3, draw(st.sampled_from([(k,), (b, k)])))
         ids = own.expand(b, k).tolist()

@@ -99,7 +99,7 @@ def test_the_blocks_of_ranges_are_those_of_the_table(one, other, queries, offset
     ("alike", "forms"),
     [
         ([Causal() & Window(40), Window(9), Causal() & Prefix(70), Documents(torch.arange(T) // 37)], 1),
-        ([~Window(9), Causal() & (Window(16) | Prefix(2)), Documents(torch.arange(T) % 7), ~Causal(), ~Window(3)], 2),
+        ([~Window(9, 9), Causal() & (Window(16) | Prefix(2)), Documents(torch.arange(T) % 7), ~Window(1, 1), ~Window(3, 2)], 2),
     ],
     ids=["one range", "several ranges"],
 )

@@ -64,6 +64,8 @@ def test_a_rule_prints_as_it_is_written():
     assert repr(Causal() & (Window(2) | Prefix(1))) == "Causal() & (Window(left=2, right=None) | Prefix(n=1))"
     assert repr(~(Causal() | Prefix(1))) == "~(Causal() | Prefix(n=1))"
     assert repr(Padding([1, 2])) == "Padding(lengths=(1, 2))"
+    assert repr(Padding([1, 2], side="left")) == "Padding(lengths=(1, 2), side='left')"
+    assert repr(Padding(torch.ones(2, 3) > 0)) == "Padding(table (2, 3))"
     assert repr(Documents([0, 0, 1])) == "Documents(ids (1, 3))"
     assert repr(Given(torch.ones(2, 3, dtype=torch.bool))) == "Given(table (1, 1, 2, 3))"
 
@@ -72,6 +74,8 @@ def test_equal_rules_compare_equal_and_hash_alike():
     pairs = [
         (Window(3), Window(3, None)),
         (Padding([1, 2]), Padding(torch.tensor([1, 2]))),
+        (Padding([1, 2], "left"), Padding(torch.tensor([1, 2]), side="left")),
+        (Padding(torch.eye(3) > 0), Padding(torch.eye(3) > 0)),
         (Documents([0, 1]), Documents(torch.tensor([0, 1]))),
         (Given(torch.eye(3) > 0), Given(torch.eye(3) > 0)),
         (Causal() & Padding([2]), Causal() & Padding([2])),
@@ -80,6 +84,7 @@ def test_equal_rules_compare_equal_and_hash_alike():
         assert a == b
         assert hash(a) == hash(b)
     assert Window(3) != Window(3, 0)
+    assert len({Padding([1, 1]), Padding([1, 1], "left"), Padding(torch.eye(2) > 0), Padding(torch.eye(2).flip(0) > 0)}) == 4
     assert Documents([0, 1]) != Documents([0, 2])
     assert Documents([0, 1]) != Documents([0, 1], [0, 1])
     assert Given(torch.eye(3) > 0) != Given(torch.ones(3, 3) > 0)

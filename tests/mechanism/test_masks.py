@@ -18,6 +18,16 @@ def test_a_table_has_an_axis_for_batch_and_heads_only_where_they_differ():
     assert Causal().table(Q, K, torch.tensor([0, 1])).shape == (2, 1, Q, K)
 
 
+def test_padding_on_the_left_hides_the_first_keys_and_where_more_follow_the_same_ones():
+    rule = Padding([0, 3, K + 1], side="left")
+    assert rule.table(1, K).sum(-1).flatten().tolist() == [0, 3, K]
+    real = rule.table(1, K)[:, 0, 0]
+    assert torch.equal((Causal() & Padding(real)).table(K, K), (Causal() & rule).table(K, K))
+    longer = rule.for_keys(K).table(1, K + 2)[:, 0, 0]
+    assert torch.equal(longer, torch.cat([real, torch.ones(3, 2, dtype=torch.bool)], 1))
+    assert torch.equal(Padding(real).truncate(keys=4).table(1, 4)[:, 0, 0], real[:, :4])
+
+
 def test_each_of_a_batch_may_have_its_own_offset():
     table = Causal().table(1, K, torch.tensor([0, 6, -1]))
     assert table.sum(-1).flatten().tolist() == [1, 7, 0]
@@ -76,7 +86,15 @@ def test_bounds_may_be_whole_numbers_of_any_kind():
         (lambda: Documents([[0], [0, 1]]), ShapeError, "rows of equal length"),
         (lambda: Documents(["a"]), ShapeError, "whole numbers"),
         (lambda: Documents(torch.zeros(2, 3), torch.zeros(3, 3)).batch, ShapeError, "2 and for 3 batch rows"),
-        (lambda: Padding(torch.ones(2, 2, dtype=torch.int64)), ShapeError, r"\(b,\)"),
+        (lambda: Padding(torch.ones(2, 2, dtype=torch.int64)), ShapeError, r"\(b,\).*of 0 and 1: Padding\(mask.bool\(\)\)"),
+        (lambda: Padding([3], side="up"), ConfigError, "side.* must be one of 'right', 'left'; got 'up'"),
+        (lambda: Padding(torch.ones(2, 3) > 0).table(2, 4), ShapeError, "for 3 keys, but there are 4"),
+        (
+            lambda: Padding([3], "left").block(*[torch.arange(3)] * 2),
+            ConfigError,
+            r"use mask.table\(q, k\), or mask.for_keys\(k\)",
+        ),
+        (lambda: (Causal() & Padding([3], "left")).truncate(keys=2), ConfigError, "depends on the number of keys"),
         (lambda: Given(torch.ones(2, 2)), ShapeError, "bool tensor .* got a tensor of torch.float32"),
         (lambda: Given([[True]]), ShapeError, "got a list"),
         (lambda: Documents(torch.zeros(1, 2, 3)), ShapeError, r"\(t,\) or \(b, t\), got \(1, 2, 3\)"),
@@ -101,6 +119,10 @@ def test_a_rule_that_cannot_be_says_what_was_expected_and_what_came(make, error,
         Window(None, 2),
         Prefix(3),
         Padding([0, 4, K + 1]),
+        Padding([0, 4, K + 1], side="left"),
+        ~Padding([0, 4, K + 1], side="left"),
+        ~Window(2, 1) & Padding([3], side="left"),
+        ~Prefix(0),
         Causal() & Window(2) & Padding([5]),
         Causal() | Prefix(3),
         Documents([0, 0, 1, 1, 1, 2, 0]) & Causal(),

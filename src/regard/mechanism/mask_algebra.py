@@ -164,6 +164,10 @@ class Mask(ABC):
         """Return the mask of the first queries and keys, None for all; every query has its position among these keys."""
         return self.transform_parts(lambda part: part.truncate(queries, keys))
 
+    def for_keys(self, k: int) -> "Mask":
+        """Return the mask for k keys, in which no part depends on their number."""
+        return self.transform_parts(lambda part: part.for_keys(k))
+
     def select_heads(self, heads: Sequence[int] | slice) -> "Mask":
         """Return the mask of some heads."""
         return self.transform_parts(lambda part: part.select_heads(heads))
@@ -194,7 +198,7 @@ class Mask(ABC):
         check_table_size(q, k, LARGEST_TABLE)
         self.check(q, k, offset)
         device = offset.device if isinstance(offset, Tensor) else torch.device("cpu")
-        table = self.block(torch.arange(q, device=device), torch.arange(k, device=device), offset)
+        table = self.for_keys(k).block(torch.arange(q, device=device), torch.arange(k, device=device), offset)
         while table.dim() > 2 and table.shape[0] == 1:
             table = table[0]
         return table.expand(*table.shape[:-2], q, k)
@@ -270,7 +274,8 @@ class CombinedMask(Mask):
         return cls(*(check_mask(part) for part in arguments))
 
     def transform_parts(self, change: Callable[[Mask], Mask]) -> Mask:
-        return type(self)(change(self.one), change(self.other))
+        one, other = change(self.one), change(self.other)
+        return self if one is self.one and other is self.other else type(self)(one, other)
 
     @property
     def is_query_dependent(self) -> bool:
@@ -372,7 +377,18 @@ class Not(Mask):
         return cls(*(check_mask(part) for part in arguments))
 
     def transform_parts(self, change: Callable[[Mask], Mask]) -> Mask:
-        return Not(change(self.mask))
+        return ~change(self.mask)
+
+    def find_key_ranges(self, q: int, k: int, offset: int) -> KeyRanges | None:
+        hidden = self.mask.find_key_ranges(q, k, offset)
+        if hidden is None:
+            return None
+        first, stop = hidden
+        hides_first, hides_none = first <= 0, first >= stop
+        if not bool((hides_first | hides_none | (stop >= k)).all()):
+            return None  # keys on both sides of those that are hidden
+        low, high = torch.where(hides_first, stop, 0), torch.where(hides_first, k, first)
+        return torch.where(hides_none, 0, low), torch.where(hides_none, k, high)
 
     @property
     def is_query_dependent(self) -> bool:

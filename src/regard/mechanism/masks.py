@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.errors import ShapeError
+from regard.errors import ConfigError, ShapeError
 from regard.mechanism import spans
-from regard.mechanism.arguments import check_count, describe_value
+from regard.mechanism.arguments import check_choice, check_count, describe_value
 from regard.mechanism.mask_algebra import (
     EVERYTHING,
     NEVER,
@@ -141,25 +141,42 @@ class Prefix(Mask):
         return clamp_span(0, self.n, keys)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Padding(Mask):
-    """A query sees the first lengths[b] keys of its batch row; the keys after them are padding."""
+    """A query sees the real keys of its batch row: the first lengths[b], with side="left" the last, or True in a table (b, t).
+
+    The last keys depend on how many there are: `for_keys` gives the rule for a number of keys, which hides the same first ones
+    where further keys follow.
+    """
 
     is_query_dependent = False
     is_batch_specific = True
 
     lengths: tuple[int, ...]
+    side: str
+    real: Tensor | None
 
-    def __init__(self, lengths: Sequence[int] | Tensor) -> None:
-        hides_numbers = isinstance(lengths, Tensor) and (
-            lengths.layout is not torch.strided or lengths.is_meta or lengths.is_quantized
+    def __init__(self, lengths: Sequence[int] | Tensor, side: str = "right") -> None:
+        is_table = isinstance(lengths, Tensor) and lengths.dtype == torch.bool and lengths.layout is torch.strided
+        real = lengths.detach().clone() if isinstance(lengths, Tensor) and is_table and lengths.dim() == 2 else None
+        numbers = lengths if real is None else real.sum(1)
+        hides_numbers = isinstance(numbers, Tensor) and (
+            numbers.layout is not torch.strided or numbers.is_meta or numbers.is_quantized
         )
-        counts = lengths.tolist() if hasattr(lengths, "tolist") and not hides_numbers else lengths
+        counts = numbers.tolist() if hasattr(numbers, "tolist") and not hides_numbers else numbers
         if not isinstance(counts, Sequence) or isinstance(counts, bytes) or any(isinstance(each, Sequence) for each in counts):
             raise ShapeError(
-                f"Padding(lengths) takes whole numbers (b,), one for each batch row; got {describe_value(lengths)}."
+                "Padding takes whole numbers (b,), the lengths of the batch rows, or a bool tensor (b, t), True for real keys; "
+                f"got {describe_value(lengths)}. Of an attention mask of 0 and 1: Padding(mask.bool())."
             )
         object.__setattr__(self, "lengths", tuple(check_key_count("Padding(lengths)", each) for each in counts))
+        object.__setattr__(self, "side", check_choice("Padding(side)", side, ("right", "left")))
+        object.__setattr__(self, "real", real)
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        plain = (self.lengths,) if self.side == "right" else (self.lengths, self.side)
+        return plain if self.real is None else (self.real,)
 
     @property
     def batch(self) -> int:
@@ -173,21 +190,70 @@ class Padding(Mask):
     def padded_lengths(self) -> tuple[int, ...]:
         return self.lengths
 
+    @property
+    def key_count(self) -> int | None:
+        return None if self.real is None else self.real.shape[1]
+
+    def check(self, q: int, k: int, offset: Offset = 0) -> None:
+        if self.key_count not in (None, k):
+            raise ShapeError(f"Padding(table) is for {self.key_count} keys, but there are {k}.")
+
     def remove_padding(self) -> None:
         return None
 
+    def for_keys(self, k: int) -> Mask:
+        if self.real is not None:
+            return Given.from_shared_table(self.real[:, None, None])
+        return self if self.side == "right" else ~Padding([max(k - length, 0) for length in self.lengths])
+
+    def truncate(self, queries: int | None = None, keys: int | None = None) -> Mask:
+        if keys is None:
+            return self
+        self.require_known_end()
+        return self if self.real is None else Padding(self.real[:, :keys])
+
+    def require_known_end(self) -> None:
+        """Raise ConfigError for the last keys of an unknown number of keys."""
+        if self.real is None and self.side == "left":
+            raise ConfigError(f"{self} depends on the number of keys: use mask.table(q, k), or mask.for_keys(k) in its place.")
+
     def find_key_ranges(self, q: int, k: int, offset: int) -> KeyRanges | None:
+        if self.for_keys(k) is not self:
+            return self.for_keys(k).find_key_ranges(q, k, offset)
         stop = torch.tensor(self.lengths, device="cpu").view(-1, 1).expand(-1, q)
         return clamp_key_ranges(torch.zeros_like(stop), stop, k)
 
     def can_see(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
-        return j < torch.tensor(self.lengths, device=j.device)[broadcast_index(b, self.batch)]
+        self.require_known_end()
+        row = broadcast_index(b, self.batch)
+        if self.real is not None:
+            return self.real.to(j.device)[row, j]
+        return j < torch.tensor(self.lengths, device=j.device)[row]
 
     def find_possible_keys(self, rows: QueryBlock, keys: int) -> Spans:
+        if self.for_keys(keys) is not self:
+            return self.for_keys(keys).find_possible_keys(rows, keys)
         return clamp_span(0, max(self.lengths, default=0), keys)
 
     def find_certain_keys(self, rows: QueryBlock, keys: int) -> Spans:
+        if self.for_keys(keys) is not self:
+            return self.for_keys(keys).find_certain_keys(rows, keys)
         return clamp_span(0, min(self.lengths, default=0), keys)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Padding):
+            return NotImplemented
+        if self.real is not None and other.real is not None:
+            return are_equal(self.real, other.real)
+        return self.real is other.real and (self.lengths, self.side) == (other.lengths, other.side)
+
+    def __hash__(self) -> int:
+        return hash(self.lengths)
+
+    def __repr__(self) -> str:
+        if self.real is not None:
+            return f"Padding(table {tuple(self.real.shape)})"
+        return f"Padding(lengths={self.lengths}{'' if self.side == 'right' else ', side=' + repr(self.side)})"
 
 
 @dataclass(frozen=True, eq=False)

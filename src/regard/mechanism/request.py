@@ -76,6 +76,7 @@ def make_request(
     if type(offset) is not int or offset:
         offset = check_offset(offset, b, q.device)
     mask.check(t, k.shape[2], offset)
+    mask = mask.for_keys(k.shape[2])
     if mask.batch not in (1, b) or mask.heads not in (1, h):
         raise ShapeError(f"{mask} is for (b, h) = ({mask.batch}, {mask.heads}), but q has ({b}, {h}).")
     scale = default_scale(q) if scale is None else scale

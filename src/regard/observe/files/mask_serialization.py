@@ -18,6 +18,7 @@ def serialize_mask(mask: Mask, q: int, k: int, offset: Any, packed: Any) -> list
 
     Raises ConfigError if that table would have more than LARGEST entries.
     """
+    mask = mask.for_keys(k)
     name = type(mask).__name__
     if CLASSES.get(name) is type(mask):
         return [name, *(serialize_argument(one, q, k, offset, packed) for one in mask.arguments)]
