@@ -54,3 +54,10 @@ def expand_mask(rule: Mask, b: int, q: int, k: int, offset: Offset = 0) -> Tenso
     """Return a rule as a table for a batch, bool (b, q, k), True if any head may see."""
     table = rule.table(q, k, offset)
     return table[(None,) * (4 - table.dim())].any(1).expand(b, q, k)
+
+
+def find_real_queries(rule: Mask, b: int, q: int, k: int) -> Tensor:
+    """Return the queries that are not padding themselves, bool (b, q, 1); the others are not checked."""
+    if rule.padding is None:
+        return torch.ones(b, q, 1, dtype=torch.bool)
+    return expand_mask(rule.padding, b, 1, k)[:, 0, k - q :].unsqueeze(-1)

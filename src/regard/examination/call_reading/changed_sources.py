@@ -98,7 +98,7 @@ def find_tempered_source(x: Tensor, outputs: Sequence[ModuleOutput]) -> Projecti
         if y is None or y.shape[-1] != h * x.shape[-1]:
             continue
         own = y.unflatten(-1, (h, -1)).transpose(1, 2)
-        factors = (norms / own.norm(dim=-1)).mean((0, 1)).unsqueeze(-1)  # (t, 1)
+        factors = (norms / own.norm(dim=-1)).nanmean((0, 1)).nan_to_num(1.0).unsqueeze(-1)  # (t, 1)
         if abs(float(factors[0]) - 1) > NEAR[x.dtype]:
             continue
         found = find_source((x.double() / factors).to(x.dtype), [one])
@@ -213,13 +213,14 @@ def find_decayed_slices(x: Tensor, outputs: Sequence[ModuleOutput], style: str) 
     (_, h, _, d), near = x.shape, NEAR[x.dtype]
     found = []
     pairs = pair_columns(x.double(), style).abs()  # (b, h, t, d / 2)
+    full = x.any(-1).flatten(1).all(1)  # the sequences without rows of zeros
     for one in outputs:
         y = arrange_tokens(one.output, x)
         if y is None:
             continue
         parts = pair_columns(y.unflatten(-1, (-1, d)), style).abs().transpose(1, 2)  # (b, n, t, d / 2)
-        ratio = pairs.unsqueeze(2) / parts.unsqueeze(1).clamp_min(1e-30)  # (b, h, n, t, d / 2)
-        if ratio.numel() > MOST_NUMBERS:
+        ratio = pairs[full].unsqueeze(2) / parts[full].unsqueeze(1).clamp_min(1e-30)  # (b, h, n, t, d / 2)
+        if not 0 < ratio.numel() <= MOST_NUMBERS:
             continue
         steps = ratio[..., 1:, :] / ratio[..., :-1, :]
         spread = (steps / steps.mean(-2, keepdim=True) - 1).abs().amax((0, 3, 4)).nan_to_num(nan=torch.inf)  # (h, n)

@@ -86,12 +86,14 @@ class InnerCall:
         """The factor on the cosines of queries and keys whose norms are the same for all tokens; None for other norms."""
         if self.is_stored_as_weights or self.call.q.shape[2] < 3:
             return None
-        norms = [x.double().norm(dim=-1) for x in (self.call.q, self.call.k)]
-        if any(float((x / x[:, :, :1] - 1).abs().max()) > 1e-4 for x in norms):
-            return None
-        return (self.call.q.shape[-1] ** -0.5 if self.call.scale is None else self.call.scale) * float(
-            norms[0].mean() * norms[1].mean()
-        )
+        factor: float = self.call.q.shape[-1] ** -0.5 if self.call.scale is None else self.call.scale
+        for x in (self.call.q, self.call.k):
+            norms = x.double().norm(dim=-1).transpose(1, 2).flatten(0, 1)  # (b t, h)
+            norms = norms[(norms > 0).all(1)]  # others are of pads
+            if len(norms) < 3 or not float((norms / norms[:1] - 1).abs().max()) < 1e-4:
+                return None
+            factor *= float(norms.mean())
+        return factor
 
     @property
     def scale(self) -> float | None:

@@ -109,8 +109,9 @@ def find_turned_axis(before: Tensor, after: Tensor) -> str | None:
     """
     for axis, name in ((1, ACROSS), (2, TOKENS)):
         made = before / before.norm(dim=axis, keepdim=True)
-        ratio = (after.norm(dim=-1) / made.norm(dim=-1)).log()
-        if before.shape[axis] > 1 and bool(ratio.isfinite().all()) and float(ratio.max() - ratio.min()) < NEAR:
+        ratio = (after.norm(dim=-1) / made.norm(dim=-1)).log()[after.any(-1)]  # rows of zeros are those of pads
+        is_known = before.shape[axis] > 1 and ratio.numel() > 0 and bool(ratio.isfinite().all())
+        if is_known and float(ratio.max() - ratio.min()) < NEAR:
             return name
     return None
 

@@ -10,7 +10,7 @@ from regard.examination.call_reading.rotary_reading import STYLES, Rotary, pair_
 from regard.examination.subject.call_conventions import parse_qkv
 
 NEAR = {torch.float64: 1e-6, torch.float32: 1e-3}  # relative spread of a ratio of norms that is constant
-LEAST_TOKENS = 4  # rows (b, t) whose norms are compared: fewer would agree by chance
+LEAST_TOKENS = 4  # rows (b, t) whose norms are compared: fewer would agree by chance; rows of zeros, as of pads, tell nothing
 TOKENS = 16  # rows (b, t) at most whose pairs of columns are compared
 
 BY_HEAD, BY_WIDTH, BY_LAST = "(heads, width)", "(width, heads)", "(heads, width, parts)"
@@ -83,8 +83,9 @@ def tell_slices_apart(x: Tensor, y: Tensor, source: ProjectionSource, near: floa
     """
     d = x.shape[-1]
     parts = y.unflatten(-1, (-1, d)) * source.factor  # (b, t, n / d, d)
-    rows = x.double().transpose(1, 2).flatten(0, 1)[:TOKENS]  # (tokens, h, d)
-    for own, other in zip(list_rotated_norms(rows), list_rotated_norms(parts.flatten(0, 1)[:TOKENS]), strict=True):
+    rows = x.double().transpose(1, 2).flatten(0, 1)  # (tokens, h, d)
+    known = rows.flatten(1).any(1).nonzero().flatten()[:TOKENS]
+    for own, other in zip(list_rotated_norms(rows[known]), list_rotated_norms(parts.flatten(0, 1)[known]), strict=True):
         slices = []
         for head in own.unbind(1):  # (tokens, d)
             fits = ((head.unsqueeze(1) - other).abs().amax((0, 2)) < near * own.abs().max()).nonzero().flatten().tolist()
@@ -170,7 +171,7 @@ def arrange_tokens(y: Tensor, x: Tensor) -> Tensor | None:
 def match_norms(name: str, norms: Tensor, y: Tensor, d: int, near: float) -> ProjectionSource | None:
     """Return the source if slices of width d of y (b, t, n) have the norms (b, h, t), up to one factor."""
     b, h, t = norms.shape
-    if b * t < LEAST_TOKENS or not norms.isfinite().all() or not (norms > 0).all():
+    if b * t < LEAST_TOKENS or not norms.isfinite().all():
         return None
     for order, parts in iterate_head_columns(y, h, d):
         found = choose_slices(norms.transpose(1, 2).flatten(0, 1), parts.norm(dim=-1).flatten(0, 1), near)
@@ -211,8 +212,13 @@ def iterate_head_columns(y: Tensor, h: int, d: int) -> Iterator[tuple[str, Tenso
 def choose_slices(norms: Tensor, slices: Tensor, near: float) -> tuple[tuple[int, ...], float, bool] | None:
     """Return for each head of norms (n, h) the slice (n, c) with a constant ratio, that ratio, and whether no other slice fits.
 
-    None unless all heads have one. After a norm of each head all slices fit, and those of other norms.
+    None unless all heads have one. After a norm of each head all slices fit, and those of other norms. Rows of norm 0 are left
+    out.
     """
+    known = (norms > 0).all(1)
+    norms, slices = norms[known], slices[known]
+    if len(norms) < LEAST_TOKENS:
+        return None
     ratio = norms.unsqueeze(2) / slices.unsqueeze(1).clamp_min(torch.finfo(torch.float64).tiny)  # (n, h, c)
     middle = ratio.mean(0)
     spread = ((ratio / middle - 1).abs().amax(0)).nan_to_num(nan=torch.inf)  # (h, c)

@@ -42,6 +42,7 @@ class Rotary(NamedTuple):
 
 def read_rotary(projected: Tensor, rotated: Tensor) -> Rotary | None:
     """Return how a projection (b, h, t, d) was rotated; None if it was not, or not by pairs with one angle for each token."""
+    projected, rotated = drop_zero_tokens(projected, rotated)
     if torch.allclose(projected, rotated, rtol=0, atol=1e-6 * float(projected.abs().max())):
         return None
     d = projected.shape[-1]
@@ -53,6 +54,12 @@ def read_rotary(projected: Tensor, rotated: Tensor) -> Rotary | None:
             if phasors is not None and (style == written or bool(((phasors - 1).abs() > NEAR).any())):
                 return Rotary(style, width, phasors, written)
     return None
+
+
+def drop_zero_tokens(projected: Tensor, rotated: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a projection and its rotation (b, h, t, d) without the tokens that are zeros in all sequences, if not all are."""
+    known = projected.any(-1).flatten(0, 1).any(0)
+    return (projected[:, :, known], rotated[:, :, known]) if known.any() and not known.all() else (projected, rotated)
 
 
 def read_rotary_of_each_head(projected: Tensor, rotated: Tensor) -> Rotary | None:
@@ -137,6 +144,7 @@ def describe_no_rotation(projected: Tensor, rotated: Tensor) -> str:
 
     They are solved for: of each token and pair, the same in all heads. "" if there are none, or a single token.
     """
+    projected, rotated = drop_zero_tokens(projected, rotated)
     b, h, t, d = projected.shape
     is_known = bool(projected.isfinite().all() and rotated.isfinite().all())
     if d % 2 or t < 2 or b * h < LEAST_PAIRS or not is_known:

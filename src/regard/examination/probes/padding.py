@@ -14,7 +14,7 @@ CURE = (
     "for tokens and False for padding."
 )
 WRONG_SIDE = (
-    "The padding mask is inverted, or on the wrong side: hide the keys from each sequence's length on, and check whether True "
+    "The padding mask is inverted, or on the wrong side: hide the keys that are padding and no others, and check whether True "
     "means a token or padding in the function that takes the mask."
 )
 
@@ -26,7 +26,7 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
         return
     inputs = case.make_usual_inputs()
     b, q, k = case.get_expected_visibility(*inputs).shape
-    hidden = find_padded_keys(case, b, q, k) & find_real_queries(case, b, q, k)
+    hidden = find_padded_keys(case, b, q, k) & mask_requirements.find_real_queries(case.expects, b, q, k)
     if not hidden.any():
         yield Unknown("whether padding is hidden", f"a sample with padding: with {padding}, none of the {k} keys is padding")
         return
@@ -59,11 +59,3 @@ def find_padded_keys(case: Case, b: int, q: int, k: int) -> Tensor:
     """Return the keys that are padding, bool (b, q, k)."""
     padding = case.expects.padding
     return torch.zeros(b, q, k, dtype=torch.bool) if padding is None else ~mask_requirements.expand_mask(padding, b, q, k)
-
-
-def find_real_queries(case: Case, b: int, q: int, k: int) -> Tensor:
-    """Return the queries that are not padding themselves, bool (b, q, 1); the others are not checked."""
-    padding = case.expects.padding
-    if padding is None:
-        return torch.ones(b, q, 1, dtype=torch.bool)
-    return mask_requirements.expand_mask(padding, b, 1, k)[:, 0, k - q :].unsqueeze(-1)

@@ -56,7 +56,7 @@ class VisibilityComparison:
         rows = (
             case.measured_dependency.measured_rows.unsqueeze(-1)
             & self.expected.any(-1, keepdim=True)
-            & padding.find_real_queries(case, b, q, k)
+            & mask_requirements.find_real_queries(case.expects, b, q, k)
         )
         self.judged = rows.expand(b, q, k)
         self.own_is_plain = (

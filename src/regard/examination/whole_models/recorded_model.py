@@ -100,6 +100,8 @@ def check_visibility(calls: list[InnerCall], expects: Mask, offset: Offset) -> F
         regions = find_regions(one) if expects == EVERYTHING and q == k else None
         shifted += regions is not None
         wrong = seen != allowed if regions is None else regions.to(seen.device) & ~seen
+        if q <= k:
+            wrong &= mask_requirements.find_real_queries(expects, b, q, k).to(seen.device)
         if wrong.any():
             return report_visibility(one, seen, wrong)
         compared += 1
