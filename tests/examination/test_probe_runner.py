@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from examination.subjects import Layer, case_of, hiding, later
+from regard.examination import examine
 from regard.examination.case import Case
 from regard.examination.identify import match
 from regard.examination.probe_runner import rank_findings, run_probes
@@ -116,24 +117,41 @@ def test_a_way_back_that_raises_is_reported():
 
 
 class Viewed(nn.Module):
-    """Heads joined by a view without a transpose, which lets the future through a mask that is right."""
+    """Heads split or joined by a view without a transpose, which lets the future through a mask that is right."""
 
-    def __init__(self, causal):
+    def __init__(self, place, causal=True, rotary=False):
         super().__init__()
         torch.manual_seed(0)
-        self.causal = causal
+        self.place, self.causal, self.rotary = place, causal, rotary
         self.W_query, self.W_key, self.W_value, self.out_proj = (nn.Linear(12, 12) for _ in range(4))
 
+    def split(self, y):
+        b, t, _ = y.shape
+        return y.view(b, 3, t, 4) if self.place == "in" else y.view(b, t, 3, 4).transpose(1, 2)
+
+    def rotate(self, x):
+        angles = torch.arange(x.shape[2], dtype=x.dtype).unsqueeze(-1) * torch.tensor([1.0, 0.1], dtype=x.dtype)
+        a, b = x.chunk(2, -1)
+        return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], -1)
+
     def forward(self, x):
-        q, k, v = (W(x).unflatten(-1, (3, 4)).transpose(1, 2) for W in (self.W_query, self.W_key, self.W_value))
-        return self.out_proj(F.scaled_dot_product_attention(q, k, v, is_causal=self.causal).reshape(x.shape))
+        q, k, v = (self.split(W(x)) for W in (self.W_query, self.W_key, self.W_value))
+        q, k = (self.rotate(q), self.rotate(k)) if self.rotary else (q, k)
+        context = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        return self.out_proj((context if self.place == "out" else context.transpose(1, 2)).reshape(x.shape))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("causal", [True, False])
-def test_a_leak_that_follows_from_something_else_is_not_cured_by_a_mask(causal):
-    base = case_of(Viewed(causal))
-    report = run_probes(Case(base.subject, base.expects, base.shapes, identify=match.identify_formula))
-    assert report.findings[0].kind == "mixed heads"
-    (leak,) = [one for one in report.findings if one.kind == "future leak"]
-    assert leak.cure.startswith("It follows from the mixed heads") is causal
+@pytest.mark.parametrize("rotary", [False, True])
+@pytest.mark.parametrize("place", ["in", "out", "nowhere"])
+def test_a_view_without_a_transpose_stands_alone_and_its_cure_makes_the_layer_right(place, rotary):
+    report = examine(Viewed(place, rotary=rotary))
+    assert [one.kind for one in report.findings] == ["mixed heads"] * (place != "nowhere"), report
+    assert report.ok is (place == "nowhere")
+
+
+@pytest.mark.slow
+def test_a_mask_that_is_missing_too_is_a_finding_of_its_own():
+    kinds = [one.kind for one in examine(Viewed("out", causal=False)).findings]
+    assert kinds[0] == "mixed heads"
+    assert "future leak" in kinds

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from regard.examination import evidence, suggestions
+from regard.examination.call_checks.head_checks import mixes_tokens
 from regard.examination.case import Case
 from regard.examination.probes import PROBES, Probe, blind, pattern
 from regard.examination.progress import ExaminationProgress
@@ -42,7 +43,7 @@ def run_probes(case: Case, progress: ExaminationProgress | None = None) -> Repor
         silent += [] if found or probe not in REQUIRED else [Unknown(REQUIRED[probe], evidence.ALONE, is_required=True)]
     if not any(isinstance(one, Finding) for one in results):  # a finding may be why another probe has nothing to say
         results += silent
-    findings = adjust_cures(rank_findings(one for one in results if isinstance(one, Finding)), inside or case)
+    findings = select_causes(rank_findings(one for one in results if isinstance(one, Finding)), inside or case)
     checked = tuple(one for one in results if isinstance(one, Checked))
     missing = [one for one in results if isinstance(one, Unknown)]
     hint = ""
@@ -110,18 +111,30 @@ def rank_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(kept)
 
 
-def adjust_cures(findings: tuple[Finding, ...], case: Case) -> tuple[Finding, ...]:
-    """Return the findings, with another cure for a wrong mask that only follows from the first finding or may do so."""
-    if not findings:
-        return ()
+def select_causes(findings: tuple[Finding, ...], case: Case) -> tuple[Finding, ...]:
+    """Return the findings without those of who sees whom that follow from others: masks are right, but tokens are mixed.
+
+    The cure of a leak says so where that may be.
+    """
     match = case.match
+    if match is not None:
+        is_mixed = not match.has_deviation("mask") and any(match.has_deviation(field) for field in MIXING)
+    else:
+        is_named = any(one.kind == "mixed heads" for one in findings) and case.mixing_function is None
+        is_mixed = is_named and mixes_tokens(case.inner_calls) and has_expected_masks(case)
+    if is_mixed:
+        return tuple(one for one in findings if one.kind not in FOLLOWING or one.strength >= NAMED) or findings
     if match is None and case.subject.form == "x" and case.mixing_function is None:
         return tuple(replace(one, cure=f"{one.cure} {OR_MIXED}") if one.kind == "future leak" else one for one in findings)
-    if match is None or match.has_deviation("mask") or not any(match.has_deviation(field) for field in MIXING):
-        return findings
-    first, *rest = findings
-    cure = f"It follows from the {first.kind}: fix that and examine again."
-    return (first, *(replace(one, cure=cure) if one.kind in FOLLOWING and one.strength < NAMED else one for one in rest))
+    return findings
+
+
+def has_expected_masks(case: Case) -> bool:
+    """Return whether every attention call that a module makes lets queries see what is expected, and nothing else."""
+    calls = case.inner_calls
+    expected = case.get_expected_visibility(*case.make_usual_inputs())
+    seen = [(one.call.build_map(one.call.k).dense() > 0).any(1) for one in calls if one.call.k.shape[2] <= expected.shape[2]]
+    return 0 < len(seen) == len(calls) and all(x.shape == expected.shape and bool((x == expected).all()) for x in seen)
 
 
 def list_notes(case: Case, inside: Case | None) -> tuple[str, ...]:

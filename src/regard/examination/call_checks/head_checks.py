@@ -51,6 +51,13 @@ def check_heads(calls: Sequence[InnerCall]) -> Finding | Checked | None:
     return Checked(what, f"in {count_calls(calls)}, by the norms of queries and keys")
 
 
+def mixes_tokens(calls: Sequence[InnerCall]) -> bool:
+    """Return whether heads are split, or joined, by a view that mixes tokens and heads, which `check_heads` reports."""
+    sources = [source for one in calls for source in (one.q_source, one.k_source, one.v_source) if source is not None]
+    is_joined = any(one.output is not None and one.output.kind == "mixed heads" for one in calls)
+    return (is_joined or any(source.is_viewed for source in sources)) and isinstance(check_heads(calls), Finding)
+
+
 def find_mixed_heads(one: InnerCall) -> Finding | None:
     """Return the finding of heads that are views of tokens and heads, or of key heads in another order."""
     q, k = one.q_source, one.k_source

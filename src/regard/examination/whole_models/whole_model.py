@@ -14,6 +14,7 @@ from torch import Tensor
 from regard.errors import RegardError
 from regard.examination import suggestions
 from regard.examination.call_checks import all_checks, scale_checks
+from regard.examination.call_checks.head_checks import mixes_tokens
 from regard.examination.call_reading import bucket_reading, log_scale, matrix_checks, table_reading
 from regard.examination.call_reading.inner_calls import InnerCall, record_inner_calls
 from regard.examination.mask_requirements import make_later_table
@@ -190,7 +191,7 @@ class ModelExamination:
                 return
         seeing = record_layers(self.model)
         moved = None if outputs is None else measure_moves(self.model, outputs)
-        right = not seeing.has_cross_attention
+        right = not seeing.has_cross_attention and not mixes_tokens(seeing.calls)
         for one in itertools.chain(self.check_layers(seeing, moved), self.check_end_to_end(seeing, moved, outputs)):
             right &= not isinstance(one, Finding)
             yield one
@@ -217,7 +218,9 @@ class ModelExamination:
         replayed = replay.examine_layers(self.model.module, self.model.run, names, self.expects, scale)
         is_identified = bool(names) and {*names, *(name for name, _ in seeing.missed)} <= replayed.names
         needs = ""
+        wrong: set[tuple[str, str]] = set()
         for what, result in all_checks.iterate_checks(calls, scale, in_model=True):
+            wrong |= {(result.kind, result.layer)} if isinstance(result, Finding) else set()
             if result is not None and (isinstance(result, Finding) or not seeing.missed):
                 yield result
             elif not is_identified:
@@ -228,7 +231,7 @@ class ModelExamination:
         yield from table_reading.check_tables(calls_of_tables, self.model.module)
         if not seeing.missed and not seeing.has_cross_attention:
             yield from model_positions.check_positions(self.model, calls)
-        yield from replayed.results
+        yield from (one for one in replayed.results if isinstance(one, Checked) or (one.kind, one.layer) not in wrong)
         yield from layer_dropout.check_layers(self.model, names, self.expects)
 
     def record_table_calls(self, calls: list[InnerCall]) -> list[InnerCall]:
@@ -356,7 +359,7 @@ class ModelExamination:
         elif not self.expects.is_batch_specific:
             yield from batch_places.check_model(self.model)
         evidence = f"a change of {least:.0e}, with outputs up to {float(outputs.abs().max()):.3g}, would be detected"
-        if leaking.any() and not any(self.find_extra(one).any() for one in seeing.layers):
+        if leaking.any() and not mixes_tokens(seeing.calls) and not any(self.find_extra(one).any() for one in seeing.layers):
             n = int(leaking.any(0).nonzero()[-1])
             i, j = int(leaking[:, n].int().argmax()), moved.tokens[n]
             where = localize.find_moving_module(self.model, replace_token(self.model, j), 0, i)
