@@ -17,7 +17,6 @@ EVERY = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own compiler says so of torch
 @pytest.mark.parametrize("one", EVERY)
 def test_nothing_is_found_of_a_right_layer(one):
     report = examine(one.subject(), **one.arguments)

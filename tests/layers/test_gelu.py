@@ -69,7 +69,6 @@ def test_what_the_loops_do_not_know_goes_through_torch():
     assert torch.equal(torch.func.vmap(gelu_tanh)(x.float()), F.gelu(x.float(), approximate="tanh"))
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # which torch itself calls for forward mode
 def test_derivatives_of_the_gradient_and_along_a_direction_are_torchs():
     x = torch.randn(2**16).requires_grad_()
     for gelu in (gelu_tanh, lambda x: F.gelu(x, approximate="tanh")):

@@ -373,7 +373,6 @@ def test_autocast_does_not_round_what_a_map_computes():
             assert torch.equal(ask(), expected)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # of torch's forward derivatives
 @pytest.mark.parametrize("k", [7, 600])
 @pytest.mark.parametrize(
     "transform",

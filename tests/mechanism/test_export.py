@@ -43,7 +43,7 @@ def test_an_exported_program_takes_any_length(name):
         torch.testing.assert_close(program(q, k, v), attention(q, k, v, **REQUESTS[name]))
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize("name", REQUESTS)
 def test_a_traced_program_takes_shared_heads(name):
     traced = torch.jit.trace(Attention(REQUESTS[name]), make_qkv(9))

@@ -124,7 +124,6 @@ def test_a_mask_that_cuts_too_many_blocks_is_computed_in_blocks_of_queries(monke
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's compiler's own
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on a CPU needs a C++ compiler, and there is no g++")
 @pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() == "DEFAULT", reason="torch compiles flex_attention for a CPU with AVX2 or more"

@@ -329,7 +329,6 @@ def test_transforms_of_torch_func_compute_the_gradients_of_attend(options):
             torch.testing.assert_close(a, b, atol=1e-12, rtol=0)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # of torch's forward derivatives
 @given(requests())
 @settings(max_examples=limit_examples(60))
 def test_forward_derivatives_are_those_of_the_formula(asked):
@@ -340,7 +339,6 @@ def test_forward_derivatives_are_those_of_the_formula(asked):
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # of torch's forward derivatives
 @pytest.mark.parametrize("rule", [Everything(), Causal(), Causal() & Window(20)], ids=repr)
 @pytest.mark.parametrize("learns", [False, True])
 def test_a_dual_tensor_has_the_forward_derivative_of_a_long_text(rule, learns):
@@ -357,7 +355,6 @@ def test_a_dual_tensor_has_the_forward_derivative_of_a_long_text(rule, learns):
     assert choose(q, k, v, rule).kernel != "written out in blocks"
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # of torch's forward derivatives
 def test_a_hessian_is_the_forward_derivative_of_the_gradient():
     q, k, v = tensors()
     found, expected = (

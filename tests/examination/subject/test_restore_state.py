@@ -123,7 +123,6 @@ class Traced(torch.nn.Module):
         return x.cumsum(1)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @pytest.mark.parametrize(
     ("make", "says"),
     [
