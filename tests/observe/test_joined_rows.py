@@ -57,6 +57,95 @@ def test_queries_one_after_another_are_rows_of_one_map(name):
     assert torch.allclose(found[:, 0] @ recording.values(0)[:, 0], output, rtol=0, atol=1e-10)
 
 
+class TrainAndTest(nn.Module):
+    """Rows of test that look at the keys of the rows of training, or at the first head of these, as in TabPFN."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.heads, self.project = heads, nn.Linear(D, 3 * 12, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.project(x).unflatten(-1, (3, 4, 3)).permute(2, 0, 3, 1, 4)
+        k, v = k[:, :, :5], v[:, :, :5]
+        shared = [y[:, : self.heads].expand(-1, 4, -1, -1) for y in (k, v)]
+        self.weights = torch.cat([q[:, :, :5] @ k.mT, q[:, :, 5:] @ shared[0].mT], 2).div(3**0.5).softmax(-1)
+        attend = nn.functional.scaled_dot_product_attention
+        return torch.cat([attend(q[:, :, :5], k, v), attend(q[:, :, 5:], *shared)], 2)
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+def test_other_queries_on_the_same_keys_are_rows_on_the_same_columns(heads, tmp_path):
+    model = TrainAndTest(heads)
+    with torch.no_grad(), record(model, keep="values") as recording:
+        model(torch.randn(B, T, D, dtype=torch.float64))
+    recording.save(tmp_path / "rows.rgd")
+    for found in (recording, load(tmp_path / "rows.rgd")):
+        assert torch.allclose(found.map(0).dense(), model.weights, rtol=0, atol=1e-12)
+        assert found.notes == ["the model: 2 calls of other queries on the same keys are rows of one map"]
+        if heads == 1:
+            with pytest.raises(ConfigError, match=r"recording\[name\] has each of them"):
+                found.values(0)
+        else:
+            assert found.values(0).shape == (B, 4, 5, 3)
+
+
+def attend_twice(q, k, v):
+    attend = nn.functional.scaled_dot_product_attention
+    first = attend(*(x[:, None] for x in (q, k, v)))
+    return attend(first, first, v[:, None])
+
+
+def attend_by_heads(q, k, v):
+    heads = ([y.contiguous()[None] for y in x.unflatten(-1, (D, 1)).permute(0, 2, 1, 3).contiguous()[0]] for x in (q, k, v))
+    return torch.cat([nn.functional.scaled_dot_product_attention(*head) for head in zip(*heads, strict=True)], -1)
+
+
+def attend_overlapping(q, k, v):
+    attend = nn.functional.scaled_dot_product_attention
+    return torch.cat(
+        [attend(q[:, None, a:b], k[:, None, c:d], v[:, None, c:d]) for a, b, c, d in ((0, 3, 0, 4), (3, T, 2, T))], 2
+    )
+
+
+@pytest.mark.parametrize("loop", [attend_twice, attend_by_heads, attend_overlapping])
+def test_calls_that_are_no_parts_of_one_input_are_no_map(loop, tmp_path):
+    model = Own(loop)
+    with torch.no_grad(), record(model) as recording:
+        model(torch.randn(1, T, D, dtype=torch.float64))
+    recording.save(tmp_path / "calls.rgd")
+    for found in (recording, load(tmp_path / "calls.rgd")):
+        assert len(found[""]) > 1
+        for ask in (found.map, lambda _, found=found: regard.rollout(found)):
+            with pytest.raises(ConfigError, match=r"recording\[name\] has each of them"):
+                ask(0)
+
+
+@pytest.mark.parametrize(
+    "cut", [lambda x: x.split((2, 4, 1), 2), lambda x: x.chunk(3, 2), lambda x: (x[:, :, :6], x[:, :, 6:])]
+)
+def test_documents_that_are_cut_after_a_rotation_are_blocks_of_one_map(cut):
+    class Documents(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.project = nn.Linear(D, 12, dtype=torch.float64)
+
+        def forward(self, x):
+            q, k, v = self.project(x).unflatten(-1, (3, 2, 2)).permute(2, 0, 3, 1, 4)
+            turn = torch.arange(T).double().unsqueeze(-1)
+            q, k = (y * turn.cos() + y.flip(-1) * turn.sin() for y in (q, k))
+            parts = [*zip(*map(cut, (q, k, v)), strict=True)]
+            ids = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor([part[0].shape[2] for part in parts]))
+            scores = (q @ k.mT / 2**0.5).masked_fill(ids != ids[:, None], -torch.inf)
+            self.weights = scores.softmax(-1)
+            return torch.cat([nn.functional.scaled_dot_product_attention(*part) for part in parts], 2)
+
+    model = Documents()
+    with torch.no_grad(), record(model) as recording:
+        model(torch.randn(B, T, D, dtype=torch.float64))
+    assert torch.allclose(recording.map(0).dense(), model.weights, rtol=0, atol=1e-12)
+    assert "blocks of one map" in recording.notes[0]
+
+
 def test_sequences_that_are_packed_stay_blocks_of_one_map():
     def attend(q, k, v):
         parts = [nn.functional.scaled_dot_product_attention(*(x[:, None, n : n + 3] for x in (q, k, v))) for n in (0, 3)]

@@ -20,7 +20,7 @@ from regard.mechanism.arguments import check_index, check_instance, check_sequen
 from regard.observe.attribution import attribute
 from regard.observe.map_view import MapView
 from regard.observe.record import record
-from regard.observe.recorded_runs.block_outputs import is_inside
+from regard.observe.recorded_runs.part_names import is_inside
 from regard.observe.recording import Recording
 
 Blocks = dict[str, tuple[Tensor | None, Any]]  # by the path of a block, in the order they ran: what it was given and returned

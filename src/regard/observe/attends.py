@@ -76,7 +76,7 @@ def read_call(weights: Tensor, values: Tensor, heads: int, out: Tensor) -> tuple
     if is_softmax:
         k = v.detach().nan_to_num().to(matrix.dtype)  # which show a cache; all scores are 0
         bias = matrix.detach().to(score_dtype(matrix.dtype)).log()
-        call = replace(plain, q=k.new_zeros(1).expand(context.shape), k=k, bias=bias, scale=1.0, can_be_packed=False, note=note)
+        call = replace(plain, q=k.new_zeros(1).expand(context.shape), k=k, bias=bias, scale=1.0, note=note)
         call.has_separate_sources, call.is_cross = has_separate_sources(STATE.frames, weights, values), True if n > t else None
         return call, adapter
     before = sample_state(v[:, :, : t - n].detach()) if 0 < n < t else None  # of the tokens before, as in a step

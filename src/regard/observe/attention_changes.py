@@ -238,7 +238,7 @@ def find_runs(recording: Recording, name: str, kind: str) -> list[Run]:
 
 def has_layer(run: Run, name: str, kind: str) -> bool:
     """Return whether a run has a layer by its path, in whichever part of the model."""
-    return any(name == one for one, _ in run.list_all_visits(kind))
+    return bool(run.list_named_visits(name, kind, None))
 
 
 def find_recorded_layer(run: Run, name: str, number: int, kind: str, visit: int | None) -> int | str:
@@ -246,7 +246,7 @@ def find_recorded_layer(run: Run, name: str, number: int, kind: str, visit: int 
 
     Raises ConfigError where that number is another layer of the run, which has some layers only, or has other visits.
     """
-    names, visits = run.layers(kind), [one for path, one in run.list_all_visits(kind) if path == name]
+    names, visits = run.layers(kind), [visit for _, visit in run.list_named_visits(name, kind, None)]
     if visits and visit is not None and visit not in visits:
         runs = " and ".join(map(str, visits))
         raise ConfigError(f"the recording has run {runs} of {name}, not run {visit}: record all layers.")

@@ -132,6 +132,8 @@ class Attribution:
     def join_layer(self, tensors: Mapping[Any, Tensor], layer: int | str, attention: str, part: str | None) -> Tensor:
         """Return the tensors (b, h, q, e) of all calls of a layer along queries, or along e if these have equal weights."""
         histories = self.run.find_histories(layer, attention, part)
+        if modules := histories[0].modules:
+            return torch.cat([self.join_calls(history, tensors) for history in modules], 1)
         found = [self.join_calls(history, tensors) for history in histories]
         if len(found) > 1 and have_equal_weights([history.build_map().planes.request for history in histories]):
             return torch.cat(found, 3)
@@ -199,11 +201,10 @@ def attribute(recording: Any, number: Tensor, layers: Sequence[int | str] | None
     if not isinstance(number, Tensor) or number.numel() != 1 or not number.is_floating_point():
         raise ConfigError(f"attribute takes a tensor of one number, e.g. logits[0, -1, token]; got {describe_value(number)}.")
     named = None if layers is None else check_sequence("layers", layers)
-    visits = [None if named is None else find_visits(run, named) for run in recording.runs]
     for layer in named or ():
-        if not any(find_visits(run, [layer]) for run in recording.runs):
+        if not any(find_calls(run, [layer]) for run in recording.runs):
             recording.last.find_visit(layer, "self", None)  # raises an error that says which layers there are
-    chosen = list(zip(recording.runs, visits, strict=True))
+    chosen = [(run, None if named is None else find_calls(run, named)) for run in recording.runs]
     calls = [(run, stored, stored.graph) for run, own in chosen for stored in list_calls(run, own)]
     pairs: list[tuple[Run, StoredCall | StoredRecurrence, Tensor]] = []
     pairs += [(run, stored, graph.context) for run, stored, graph in calls if graph is not None]
@@ -241,20 +242,16 @@ def explain_no_graph(stored: StoredRecurrence) -> str:
     return f"it ran without gradients or keep='values', or no function of transformers returned its outputs. {ADVICE[:-1]}"
 
 
-def find_visits(run: Run, layers: Sequence[int | str]) -> list[tuple[str, int]]:
-    """Return the modules and visits of those layers of self-attention that a run has; each run numbers its own."""
-    found = []
+def find_calls(run: Run, layers: Sequence[int | str]) -> set[StoredCall]:
+    """Return the calls of those layers of self-attention that a run has; each run numbers its own."""
+    found = set[StoredCall]()
     for layer in layers:
         with suppress(MissingNameError, OutOfRangeError):
-            found.append(run.find_visit(layer, "self", None))
+            own = run.find_module_histories(run.find_visit(layer, "self", None), "self")
+            found.update(stored for history in own.values() for stored in history.stored_calls)
     return found
 
 
-def list_calls(run: Run, visits: Sequence[tuple[str, int]] | None) -> list[StoredCall]:
-    """Return the calls that a run made, or those of self-attention in some modules, each with the number of its visit."""
-    calls = [call.stored for call in run.softmax_calls]
-    if visits is None:
-        return calls
-    histories = [one for (name, kind, visit, _), one in run.histories.items() if kind == "self" and (name, visit) in visits]
-    chosen = {stored for history in histories for stored in history.stored_calls}
-    return [stored for stored in calls if stored in chosen]
+def list_calls(run: Run, chosen: set[StoredCall] | None) -> list[StoredCall]:
+    """Return the calls that a run made, or those among some."""
+    return [call.stored for call in run.softmax_calls if chosen is None or call.stored in chosen]

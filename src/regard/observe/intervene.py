@@ -25,9 +25,9 @@ from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.thread_state import NextHandler
 from regard.observe.patch import Patch
 from regard.observe.record import refuse_compiled
-from regard.observe.recorded_runs.block_outputs import is_inside, watch_blocks
+from regard.observe.recorded_runs.block_outputs import watch_blocks
 from regard.observe.recorded_runs.layer_numbers import LayerPlace
-from regard.observe.recorded_runs.part_names import describe_module
+from regard.observe.recorded_runs.part_names import describe_module, is_inside
 from regard.observe.recorded_runs.run import IMPLICIT
 from regard.observe.recorded_runs.run_tracker import RunTracker
 from regard.observe.recorded_runs.token_positions import locate_tokens

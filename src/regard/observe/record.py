@@ -86,9 +86,10 @@ class Recorder:
             yield watcher.recording
 
     def finish(self) -> None:
-        """Remove layers that are not selected, infer the places of the tokens and warn of what was not recorded."""
+        """Remove layers that are not selected, note what maps join, infer the places of tokens and warn of what is missing."""
         self.watcher.remove_unselected()
         self.watcher.fill_places()
+        self.watcher.note_joined_layers()
         warn_missed(self.recording)
 
 

@@ -46,6 +46,7 @@ class Recording(HtmlRepr):
     notes: list[str] = field(default_factory=list)  # modules of which more than q, k and a rule is stored, with the bytes
     places: Places | None = None  # the patches of an image, or the times of sound, that tokens stand for
     other_weights: list[OtherWeights] = field(default_factory=list)  # normalized, of no known pair of tokens
+    last_number: int = -1  # which of the runs, which are in the order they began, is the last one
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "tokens" and self.runs:
@@ -91,12 +92,12 @@ class Recording(HtmlRepr):
 
     @property
     def last(self) -> Run:
-        """The last run. Raises ConfigError if nothing was recorded."""
+        """The run that `generate` returned last, or one that began later. Raises ConfigError if nothing was recorded."""
         if not self.runs:
             first = self.missed[0] if self.missed else None
             why = f"{describe_module(first.module)}: {first.reason}." if first else NEITHER
             raise ConfigError(f"nothing was recorded. {why}")
-        return self.runs[-1]
+        return self.runs[self.last_number]
 
     def layers(self, kind: str = "self", part: str | None = None) -> list[str]:
         """Return the modules of the last run, in the order in which `map` numbers them."""
@@ -150,7 +151,7 @@ class Recording(HtmlRepr):
         The queries of cross attention are of another text, and have none unless a grid is of them alone, without has_keys; nor
         have those of a grid without has_queries.
         """
-        name = self.last.find_visit(layer, kind, part)[0]
+        name = self.last.find_path(layer, kind, part)
         path = find_module_path(name)
         found = select_places(self.places, kind, path)
         if path != name and len(found) > 1:  # which of the images a call reads is not known

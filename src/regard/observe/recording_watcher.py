@@ -19,14 +19,15 @@ from regard.observe.interception.plain_tensors import disable_modes
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.recurrent.token_mixers import is_part_of_attention
 from regard.observe.interception.thread_state import STATE, NextHandler
-from regard.observe.recorded_runs.block_outputs import BlockStream, is_inside
-from regard.observe.recorded_runs.part_names import describe_module
+from regard.observe.recorded_runs.block_outputs import BlockStream
+from regard.observe.recorded_runs.part_names import describe_module, is_inside
 from regard.observe.recorded_runs.run import IMPLICIT, Call, Positions
 from regard.observe.recorded_runs.run_tracker import RunTracker
 from regard.observe.recording import Recording
 from regard.observe.stored_calls.call_graph import CallGraph
 from regard.observe.stored_calls.call_store import CallStore, cast_for_autocast, fold_unwritten_slots
 from regard.observe.stored_calls.lazy_attentions import Attentions
+from regard.observe.stored_calls.packed_calls import PackedCalls
 from regard.observe.stored_calls.returned_weights import compare_weights
 from regard.observe.stored_calls.selection import Selection
 from regard.observe.stored_calls.tensor_store import Store
@@ -34,6 +35,7 @@ from regard.observe.token_places.media import ORIGINAL_SIZES, Media, find_pixels
 from regard.observe.token_places.place_inference import infer_places
 
 OTHERWISE = "its own attention does not compute a softmax of q and k"
+DROPPED = "its cache has dropped keys between its steps, which later rows of its map do not see"
 ENDED = (
     "sequence {} of its output is of a beam that ended before the last step, and is not a row of the map: record a "
     "forward over it, model(sequences)"
@@ -58,6 +60,7 @@ class RecordingWatcher:
         self.attended: set[str] = set()  # modules with self-attention
         self.streams: dict[str, BlockStream] = {}  # by the path of a list of modules: the last that one of them returned
         self.read_modules: set[str] = set()  # modules that mix tokens and ran
+        self.packed_calls = PackedCalls()
         self.tracker = RunTracker(self.names, self.store.cast_and_select, partial(add_once, self.recording.missed))
 
     def start_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -80,6 +83,12 @@ class RecordingWatcher:
         for run in runs if self.selection.counts_from_end else ():
             run.keep_layers(lambda name, numbers: self.selection.has_layer(name, lambda: numbers))
         runs[:] = [run for run in runs if run.calls]
+
+    def note_joined_layers(self) -> None:
+        """Add a note on each layer whose map joins several calls of one forward."""
+        for run in self.recording.runs:
+            for name, note in run.describe_joined_layers():
+                self.add_note(note, name)
 
     def fill_places(self) -> None:
         """Infer the places of the tokens of the last run, unless they were set."""
@@ -124,9 +133,7 @@ class RecordingWatcher:
         root, runs = self.names[id(module)], self.recording.runs
         rows, run = self.tracker.match_sequences(root, sequences, prompts, runs)
         if rows:
-            run.rows = rows
-            runs.remove(run)
-            runs.append(run)
+            run.rows, self.recording.last_number = rows, runs.index(run)
         if run.media is not None:  # the forwards are not given what only the features of images depend on
             sizes = read_original_sizes(given.get(ORIGINAL_SIZES)) or run.media.original_sizes
             run.media = replace(run.media, original_sizes=sizes)
@@ -188,6 +195,7 @@ class RecordingWatcher:
         if self.tracker.run not in self.recording.runs:
             self.tracker.run.tokens = vars(self.recording).pop("tokens", None)  # words that were set before it
             self.recording.runs.append(self.tracker.run)
+            self.recording.last_number = -1
 
     def add_note(self, note: str, name: str) -> None:
         """Add what is stored of a module, and why, to `recording.notes`, once; nothing if there is nothing to say."""
@@ -263,13 +271,17 @@ class RecordingWatcher:
         if not self.may_keep_layer(name, lambda: numbers.find_first_numbers(name, kind, is_step)):
             return None
         key, history, match = tracker.place_call(call, name, kind)
+        call.packed_tokens = self.packed_calls.count_tokens(key[:3], key[3], call, STATE.frames[-1])
         if kind == "self":
             before = (tracker.length or 0) if match is None else match.slot
             call = fold_unwritten_slots(call, before + call.q.shape[2])
         if history is None or match is None:
             parent_rows, length = tracker.run.parent_rows, tracker.length
-            history, stored = self.store.create_history(call, name, kind, tracker.step, parent_rows, graph, length)
+            links = None if is_step else numbers.find_links(name, kind, key[2])
+            history, stored = self.store.create_history(call, name, kind, tracker.step, parent_rows, graph, length, links)
         else:
+            if match.places is not None:
+                self.add_note(DROPPED, name)
             history, stored = self.store.extend_history(history, call, match, tracker.step, graph)
         history.stored_calls.append(stored)
         tracker.run.histories[key] = history

@@ -5,21 +5,17 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from regard.errors import ConfigError
-from regard.map.compressed_bias import compress_bias
 from regard.mechanism.arguments import check_instance
-from regard.mechanism.mask_algebra import Mask
-from regard.mechanism.masks import Given
 from regard.observe.files.deserialize import deserialize_recording
 from regard.observe.files.serialize import serialize_recording
 from regard.observe.interception.functions.distributed_tensors import BATCH_PART
 from regard.observe.recorded_runs.run import Call, Run
 from regard.observe.recording import Recording
-from regard.observe.stored_calls.kv_history import KVHistory, StoredCall, stack_tables
+from regard.observe.stored_calls.joined_heads import UNLIKE, join_head_histories
+from regard.observe.stored_calls.kv_history import KVHistory
 
-UNLIKE = "the ranks recorded different calls: record the same forwards on each of them, without layers= and heads="
 OTHER_ROWS = "the ranks recorded different rows of the batch: gather those of each part of the batch by themselves, with group="
 
 
@@ -67,7 +63,7 @@ def join_runs(runs: Sequence[Run]) -> Run:
     for each in zip(*lists, strict=True):
         owner = id(each[0].history)
         if owner not in new_histories:
-            new_histories[owner] = join_histories([call.history for call in each])
+            new_histories[owner] = join_rank_heads([call.history for call in each])
         calls.append(
             Call(new_histories[owner], new_histories[owner].stored_calls[each[0].history.stored_calls.index(each[0].stored)])
         )
@@ -75,7 +71,7 @@ def join_runs(runs: Sequence[Run]) -> Run:
     return replace(runs[0], histories=histories, calls=[*calls])
 
 
-def join_histories(histories: Sequence[KVHistory]) -> KVHistory:
+def join_rank_heads(histories: Sequence[KVHistory]) -> KVHistory:
     """Return one history with the heads of several; the first where all are the same, as in a module that is not split."""
     first = histories[0]
     if len({(len(one.keys), len(one.stored_calls)) for one in histories}) > 1:
@@ -84,9 +80,7 @@ def join_histories(histories: Sequence[KVHistory]) -> KVHistory:
         return first
     if len({stored.q.shape[1] / one.keys[0].shape[1] for one in histories for stored in one.stored_calls}) > 1:
         raise ConfigError(f"{first.name}: the ranks share keys among different numbers of heads, so they are no single map.")
-    keys = [torch.cat(each, 1) for each in zip(*(one.keys for one in histories), strict=True)]
-    calls = [join_calls(each) for each in zip(*(one.stored_calls for one in histories), strict=True)]
-    return replace(first, keys=keys, stored_calls=calls, selected_heads=None)
+    return replace(join_head_histories(first.name, histories), modules=())
 
 
 def have_equal_calls(one: KVHistory, other: KVHistory) -> bool:
@@ -94,43 +88,3 @@ def have_equal_calls(one: KVHistory, other: KVHistory) -> bool:
     pairs = [*zip(one.keys, other.keys, strict=True)]
     pairs += [(ours.q, theirs.q) for ours, theirs in zip(one.stored_calls, other.stored_calls, strict=True)]
     return all(torch.equal(*pair) for pair in pairs)
-
-
-def join_calls(calls: Sequence[StoredCall]) -> StoredCall:
-    """Return one call with the heads of several."""
-    first = calls[0]
-    same = {(call.scale, call.softcap, call.first, call.stop, call.weight is None) for call in calls}
-    if len(same) > 1:
-        raise ConfigError(UNLIKE)
-    parts: dict[str, Any] = {
-        name: join_tensors([getattr(call, name) for call in calls]) for name in ("q", "v", "sinks", "bias")
-    }
-    if parts["bias"] is not None:
-        parts["bias"] = compress_bias(parts["bias"])
-    return replace(first, **parts, mask=join_masks(calls), graph=None)
-
-
-def join_tensors(parts: Sequence[Tensor | None]) -> Tensor | None:
-    """Return tensors joined along their heads, the last axis of a vector and the second of four; one that is shared once."""
-    tensors = [x for x in parts if x is not None]
-    if len(tensors) < len(parts):
-        return None
-    axis = 0 if tensors[0].dim() == 1 else 1
-    return tensors[0] if tensors[0].dim() > 1 and tensors[0].shape[1] == 1 and is_shared(tensors) else torch.cat(tensors, axis)
-
-
-def is_shared(parts: Sequence[Tensor]) -> bool:
-    """Return whether all tensors are the same."""
-    return all(torch.equal(parts[0], one) for one in parts[1:])
-
-
-def join_masks(calls: Sequence[StoredCall]) -> Mask:
-    """Return the rule of all heads: their common one, or a table that states each."""
-    if all(call.mask == calls[0].mask for call in calls):
-        return calls[0].mask
-    tables = []
-    for call in calls:
-        queries, keys = (torch.arange(n, device=call.q.device) for n in (call.q.shape[2], call.stop - call.first))
-        visible_keys = call.mask.block(queries, keys, call.offset)
-        tables.append(visible_keys.expand(-1, call.q.shape[1], -1, -1).transpose(1, 2))
-    return Given(stack_tables(tables).transpose(1, 2))

@@ -15,7 +15,8 @@ from regard.generate.sequence_reader import compute_logits
 from regard.mechanism.arguments import check_count, describe_value
 from regard.observe.attention_changes import Change
 from regard.observe.intervene import intervene
-from regard.observe.recorded_runs.block_outputs import is_inside, watch_blocks
+from regard.observe.recorded_runs.block_outputs import watch_blocks
+from regard.observe.recorded_runs.part_names import is_inside
 from regard.policies import Policy
 from regard.policies.parse_policy import Policies, list_policies
 from regard.policy_audit.apply_policy import ApplyPolicy

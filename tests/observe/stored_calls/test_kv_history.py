@@ -5,13 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
-from transformers import DynamicCache, LogitsProcessor, QuantizedCache, StaticCache
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, LogitsProcessor, QuantizedCache, StaticCache
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from observe.families import FAMILIES
 from observe.family import WORDS, B, T
 from observe.models import CACHE
 from observe.recording_checks import EQUAL
-from regard import Causal, Documents, Window
+from regard import Causal, Documents, Window, load
 from regard.models import GPT2, GPT2Config
 from regard.observe import record
 
@@ -342,11 +343,64 @@ def round_older_keys(cached):
     return torch.cat([cached[..., :-2, :].bfloat16().double(), cached[..., -2:, :]], 3)
 
 
-@pytest.mark.parametrize("prune", [keep_sinks, keep_others_in_each_head])
-def test_a_cache_that_drops_keys_between_others_begins_a_map_of_the_keys_that_it_holds(prune):
+def keep_in_order_of_score(cached):
+    """The four keys of each head that are largest in their first number, the largest first."""
+    return cached.gather(3, cached[:1, ..., 0].topk(4, -1).indices[..., None].expand(2, 1, 2, 4, 3))
+
+
+@pytest.mark.parametrize("prune", [keep_sinks, keep_others_in_each_head, keep_in_order_of_score])
+def test_a_cache_that_drops_keys_hides_them_from_the_later_rows_of_one_map(prune, tmp_path):
+    recording, attention = PrunedAttention.run(prune)
+    recording.save(tmp_path / "pruned.rgd")
+    for found in (recording, load(tmp_path / "pruned.rgd")):
+        assert (len(found.runs), found.missed) == (1, [])
+        rows = found.map(0).dense()
+        assert rows.shape == (1, 2, 11, 11)
+        for step, (row, held) in enumerate(zip(rows[:, :, 7:].unbind(2), attention.weights[1:], strict=True), 8):
+            assert (row.sort().values[..., -held.shape[-1] :] - held[:, :, 0].sort().values).abs().max() < EQUAL
+            assert (row > 0).sum(-1).eq(held.shape[-1]).all()
+            assert (row[..., step - 1] - held[:, :, 0, -1]).abs().max() < EQUAL
+        assert (rows[:, :, :7, :7] - attention.weights[0]).abs().max() < EQUAL
+        assert "has dropped keys" in found.notes[0]
+
+
+@torch.no_grad()
+def test_a_generation_whose_cache_a_hook_prunes_is_one_run():
+    torch.manual_seed(0)
+    config = LlamaConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=4, vocab_size=32)
+    config.num_key_value_heads = 2
+    model, held = LlamaForCausalLM(config).double().eval(), torch.tensor([0, 1, 4, 5, 7, 8])
+
+    def prune(module, args, kwargs, output):
+        if kwargs["hidden_states"].shape[1] > 1:
+            layer = kwargs[CACHE].layers[module.layer_idx]
+            layer.keys, layer.values = layer.keys[:, :, held], layer.values[:, :, held]
+
+    for block in model.model.layers:
+        block.self_attn.register_forward_hook(prune, with_kwargs=True)
+    with record(model) as recording:
+        ids = model.generate(torch.randint(1, 32, (1, 9)), max_new_tokens=4, do_sample=False, pad_token_id=0)
+    assert (len(recording.runs), recording.last.rows, recording.missed) == (1, [0], [])
+    assert [call.step for call in recording.calls] == [0, 0, 1, 1, 2, 2, 3, 3]
+    block, x = model.model.layers[0], model.model.embed_tokens(ids[:, :-1])
+    y = block.input_layernorm(x)
+    q, k = (project(y).unflatten(-1, (-1, 4)).transpose(1, 2) for project in (block.self_attn.q_proj, block.self_attn.k_proj))
+    q, k = apply_rotary_pos_emb(q, k, *model.model.rotary_emb(x, torch.arange(12)[None]))
+    visible = torch.ones(12, 12).bool().tril()
+    visible[9:, [2, 3, 6]] = False
+    scores = (q @ k.repeat_interleave(2, 1).mT / 2).masked_fill(~visible, -torch.inf)
+    assert (recording.map(0).dense() - scores.softmax(-1)).abs().max() < EQUAL
+
+
+def merge_oldest(cached):
+    """The mean of the two oldest keys in place of both, if there are seven."""
+    return torch.cat([cached[..., :2, :].mean(-2, keepdim=True), cached[..., 2:, :]], 3) if cached.shape[3] == 7 else cached
+
+
+def test_a_cache_that_changes_keys_begins_a_later_run_of_the_keys_that_it_holds():
     with pytest.warns(UserWarning, match="has dropped or changed keys"):
-        recording, attention = PrunedAttention.run(prune)
-    assert len(recording.runs) > 1
+        recording, attention = PrunedAttention.run(merge_oldest)
+    assert [call.map.shape[2] for call in recording.calls] == [*PrunedAttention.steps]
     for call, weights in zip(recording.calls, attention.weights, strict=True):
         assert (call.map.dense() - weights).abs().max() < EQUAL
 

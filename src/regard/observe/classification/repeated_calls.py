@@ -31,12 +31,13 @@ def split_calls(recording: Recording) -> tuple[Recording, tuple[str, ...]]:
     }
     if not named:
         return recording, ()
-    new = {key: replace(history, name=named.get(key, history.name)) for key, history in run.histories.items()}
+    new = {key: replace(one, name=named[key], links=None) if key in named else one for key, one in run.histories.items()}
     histories = {(new[key].name, key[1], key[2], 0 if key in named else key[3]): new[key] for key in run.histories}
     changed = {id(history): new[key] for key, history in run.histories.items()}
     calls = [replace(one, history=changed[id(one.history)]) if isinstance(one, Call) else one for one in run.calls]
     note = NOTE.format(join_names(list(dict.fromkeys(key[0] for key in named))))
-    return replace(recording, runs=[*recording.runs[:-1], replace(run, histories=histories, calls=calls)]), (note,)
+    new_run = replace(run, histories=histories, calls=calls)
+    return replace(recording, runs=[new_run if one is run else one for one in recording.runs]), (note,)
 
 
 def has_joined_map(recording: Recording, keys: list[HistoryKey]) -> bool:

@@ -15,7 +15,6 @@ from regard.observe.files.consistency import ParentRowsChecker, check_call, chec
 from regard.observe.files.header_values import (
     REAL,
     require_bias,
-    require_bool,
     require_count,
     require_finite,
     require_four_axes,
@@ -29,6 +28,7 @@ from regard.observe.files.mask_serialization import MaskReader
 from regard.observe.files.serialize import CALL_NUMBERS, CALL_TENSORS
 from regard.observe.implicit_history import ImplicitCall, ImplicitHistory
 from regard.observe.interception.attention_call import MissedCall, OtherWeights
+from regard.observe.recorded_runs.data_flow import LayerLinks
 from regard.observe.recorded_runs.run import KINDS, Call, Run
 from regard.observe.recorded_runs.words import TextPair
 from regard.observe.recording import Recording
@@ -63,7 +63,10 @@ def deserialize_recording(header: dict[str, Any], tensors: dict[str, Tensor]) ->
     ]
     places = deserialize_places(header.get("places"))
     tokens = deserialize_tokens(header["tokens"])
-    return Recording(require_text(header["model"]), runs, missed, tokens, notes, places, other_weights)
+    last = require_count(header["last"]) if "last" in header else -1
+    if last >= len(runs):
+        raise ValueError(f"run {last} is the last one, but there are {len(runs)}")
+    return Recording(require_text(header["model"]), runs, missed, tokens, notes, places, other_weights, last)
 
 
 def deserialize_tokens(found: Any) -> Any:
@@ -135,6 +138,7 @@ def deserialize_history(
         past=require_count(found["past"]),
         selected_heads=chosen,
         block=None if found.get("block") is None else require_text(found["block"]),
+        links=None if found.get("links") is None else deserialize_links(found["links"]),
     )
     if history.kind not in KINDS:
         raise ValueError(f"kind must be self or cross, got {history.kind!r}")
@@ -150,6 +154,12 @@ def deserialize_history(
         if former is not None and history.kind == "self" and stored.stop <= former.stop:
             raise ValueError(f"{history.name}: a call with {stored.stop} keys continues one with {former.stop}")
     return history
+
+
+def deserialize_links(found: Any) -> LayerLinks:
+    """Build the links of a history from its part of the header."""
+    forward, number, beside = require_list(found, 3)
+    return LayerLinks(require_count(forward), require_count(number), frozenset(map(require_count, require_list(beside))))
 
 
 def deserialize_call(found: dict[str, Any], tensors: dict[str, Tensor], masks: MaskReader) -> StoredCall:
@@ -173,5 +183,5 @@ def deserialize_call(found: dict[str, Any], tensors: dict[str, Tensor], masks: M
     if weight is not None and weight.shape != q.shape[3:]:
         raise ValueError(f"a weight {tuple(weight.shape)} of additive scores does not fit queries {tuple(q.shape)}")
     given: dict[str, Any] = {field: named[name] for name, field in CALL_TENSORS.items()}
-    given["can_be_packed"] = require_bool(found.get("packable", True))  # absent in older files
+    given["packed_tokens"] = require_count(found.get("packed", 0))  # absent in older files
     return StoredCall(**given, first=first, stop=stop, step=step, mask=mask, offset=offset, scale=scale, softcap=softcap)

@@ -79,9 +79,9 @@ def serialize_recording(recording: Any) -> tuple[dict[str, Any], dict[str, Tenso
         **({} if recording.places is None else {"places": serialize_places(recording.places)}),
         "runs": [
             serialize_run(run, packed) | ({} if run.tokens is None else {"tokens": serialize_tokens(run.tokens)})
-            for run in recording.runs[:-1]
-        ]
-        + [serialize_run(run, packed) for run in recording.runs[-1:]],
+            for run in recording.runs
+        ],
+        **({} if recording.last_number < 0 else {"last": recording.last_number}),
     }
     return header, packed.tensors
 
@@ -137,6 +137,7 @@ def serialize_run(run: Run, packed: NamedTensors) -> dict[str, Any]:
                 "past": history.past,
                 "heads": history.selected_heads,
                 "block": history.block,
+                "links": None if history.links is None else [*history.links[:2], sorted(history.links.beside)],
                 "keys": [[packed.add(x), step] for x, step in zip(history.keys, history.steps, strict=True)],
                 "pieces": [serialize_call(stored, packed) for stored in history.stored_calls],
             }
@@ -153,7 +154,7 @@ def serialize_call(stored: StoredCall, packed: NamedTensors) -> dict[str, Any]:
     return {
         **{name: packed.add(getattr(stored, field)) for name, field in CALL_TENSORS.items()},
         **{name: getattr(stored, name) for name in (*CALL_NUMBERS, "scale", "softcap")},
-        "packable": stored.can_be_packed,
+        "packed": stored.packed_tokens,
         "offset": stored.offset.tolist() if isinstance(stored.offset, Tensor) else stored.offset,
         "mask": serialize_mask(stored.mask, q, stop, stored.offset, packed),
     }

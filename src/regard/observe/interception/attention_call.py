@@ -57,7 +57,7 @@ class AttentionCall(CallArguments):
     can_use_cache: bool = True  # whether more keys than queries may mean that the first keys come from a cache
     is_stepwise: bool = False  # whether calls with the same keys, in one forward or many, are steps of one decoder
     unwritten_keys: int = 0  # number of further keys that the kernel was given and that no query sees
-    can_be_packed: bool = True  # whether several calls of one visit may be sequences that were packed
+    packed_tokens: int = 0  # of the input that it is a part of, with the calls before it in the same visit; 0 if of none
     note: str = ""  # how much of it is stored as it is, and why
     has_stored_weights: bool = False  # whether its scores are not known; its bias may be the logarithm of the caller's weights
     has_all_values: bool = True  # whether the values of keys that no query sees are those of the model, not 0

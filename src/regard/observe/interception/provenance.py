@@ -107,6 +107,11 @@ class ModuleFrame:
         """Whether a function or a child module has run in it."""
         return bool(self.noted or self.made)
 
+    @property
+    def operation_count(self) -> int:
+        """The number of operations that ran in it."""
+        return len(self.resolved) + len(self.settled) + len(self.noted)
+
     def list_operations(self) -> list[Operation]:
         """Return the operations that ran in it, in order."""
         return [*self.resolved, *self.settled, *self.noted]

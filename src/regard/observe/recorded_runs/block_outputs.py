@@ -61,8 +61,3 @@ class BlockStream:
             return
         if self.call.history.block == self.block and not ((x == y) | x.isnan()).all(-1).any():
             self.call.history.block = self.call.stored.residual = None
-
-
-def is_inside(name: str, block: str) -> bool:
-    """Return whether a module's path is that of a block or of a part of it."""
-    return name == block or name.startswith(f"{block}.")

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.interception.provenance import ModuleFrame
 from regard.observe.interception.thread_state import STATE
-from regard.observe.recorded_runs.block_outputs import is_inside
-from regard.observe.recorded_runs.part_names import find_default_part, is_in_part, join_names, list_part_names
+from regard.observe.recorded_runs.data_flow import DataFlow, LayerLinks
+from regard.observe.recorded_runs.part_names import find_default_part, is_in_part, is_inside, join_names, list_part_names
 from regard.observe.recorded_runs.run import IMPLICIT
 
 PATHS = 4096  # paths cached
@@ -65,10 +65,7 @@ class ModuleVisits:
 
     def find_visit(self, name: str, names: Mapping[int, str]) -> int:
         """Return the visit of the module of this name that runs, given the names of all modules by id."""
-        frame = STATE.frames[-1]
-        if names.get(id(frame.module)) != name:
-            frame = next((one for one in reversed(STATE.frames) if names.get(id(one.module)) == name), frame)
-        known = self.frames.setdefault(name, [])
+        frame, known = list_frames(name, names)[-1], self.frames.setdefault(name, [])
         if not known or known[-1]() is not frame:
             known.append(weakref.ref(frame))
         return len(known) - 1
@@ -80,13 +77,20 @@ class ModuleVisits:
         return self.calls[key]
 
 
+def list_frames(name: str, names: Mapping[int, str]) -> list[ModuleFrame]:
+    """Return the running modules up to the one of this name, given the names of all modules by id; all if it does not run."""
+    depths = range(len(STATE.frames), 0, -1)
+    return STATE.frames[: next((n for n in depths if names.get(id(STATE.frames[n - 1].module)) == name), len(depths))]
+
+
 class LayerNumbers:
     """The layers of the calls so far, with their kinds and numbers. `names` are the paths of the modules by id."""
 
     def __init__(self, names: Mapping[int, str]) -> None:
         self.names = names
         self.kinds: dict[str, str] = {}  # by module: the last kind that was determined
-        self.visits = ModuleVisits()
+        self.visits, self.flow = ModuleVisits(), DataFlow()
+        self.first_modules: dict[LayerLinks, tuple[str, int]] = {}  # of layers of several modules, with the visit
         self.roots: list[str] = []  # modules called from outside since the layers were numbered anew
         self.order: dict[str, list[tuple[str, int]]] = {}  # by kind: module and visit, in the order they first ran
         self.paths: dict[bool, dict[str, None]] = {False: {}, True: {}}  # of modules of all forwards, with a softmax or without
@@ -96,6 +100,7 @@ class LayerNumbers:
     def start_forward(self, root: str) -> None:
         """Start a forward of a module; layers are numbered anew where it ran before, as itself or in another one."""
         self.visits.restart()
+        self.flow.start_forward()
         if any(not root or not one or is_inside(root, one) or is_inside(one, root) for one in self.roots):
             self.roots.clear()
             self.order.clear()
@@ -114,21 +119,27 @@ class LayerNumbers:
             self.kinds[name] = "cross" if call.has_separate_sources else "self"
         return self.kinds.get(name, "self")
 
+    def find_links(self, name: str, kind: str, visit: int) -> LayerLinks:
+        """Return the links of the layer that calls attention of a kind in the module of this name, which runs."""
+        return self.flow.find_links(kind, name, visit, list_frames(name, self.names))
+
     def find_place(self, name: str, kind: str, is_stepwise: bool = False) -> LayerPlace:
         """Return the place of the layer that calls attention of a kind in the module of this name, which runs."""
         visit = 0 if is_stepwise else self.visits.find_visit(name, self.names)
-        paths = self.paths[kind != IMPLICIT]
+        layer, paths = (name, visit), self.paths[kind != IMPLICIT]
         if name not in paths:
             paths[name] = None
-            self.parts = list(list_part_names(tuple(self.paths[True] or self.paths[False])))
+            self.parts = list_part_names([*(self.paths[True] or self.paths[False])])
+        if kind != IMPLICIT and not is_stepwise:
+            layer = self.first_modules.setdefault(self.find_links(name, kind, visit), layer)
         order = self.order.setdefault(kind, [])
-        if (name, visit) not in order:
-            order.append((name, visit))
+        if layer not in order:
+            order.append(layer)
         default = self.default_part
-        parts = [default] if default is not None and is_in_part(name, default) else self.parts
-        own = next((one for one in parts if is_in_part(name, one)), None)
-        in_part = [one for one in order if own is None or is_in_part(one[0], own)].index((name, visit))
-        number = order.index((name, visit)) if default is None else in_part if own == default else None
+        parts = [default] if default is not None and self.is_numbered(name) else self.parts
+        own = next((part for part in parts if is_in_part(name, part, self.known_paths)), None)
+        in_part = [one for one in order if own is None or is_in_part(one[0], own, self.known_paths)].index(layer)
+        number = order.index(layer) if default is None else in_part if own == default else None
         return LayerPlace(name, visit, number, in_part)
 
     def find_first_numbers(self, name: str, kind: str, is_stepwise: bool) -> set[int | None]:
@@ -153,4 +164,9 @@ class LayerNumbers:
 
     def is_numbered(self, name: str) -> bool:
         """Return whether the layers of a module are numbered, as far as is known so far."""
-        return self.default_part is None or is_in_part(name, self.default_part)
+        return self.default_part is None or is_in_part(name, self.default_part, self.known_paths)
+
+    @property
+    def known_paths(self) -> tuple[str, ...]:
+        """The paths of all modules that attended, from which those of the parts follow."""
+        return tuple(self.paths[True] or self.paths[False])

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.observe.recorded_runs.block_outputs import is_inside
+from regard.observe.recorded_runs.part_names import is_inside
 from regard.observe.recorded_runs.run import HistoryKey, Run
 from regard.observe.recorded_runs.token_ids import join_tokens, truncate_tokens
 from regard.observe.stored_calls.cache_match import KEY_TOLERANCE, CacheMatch, has_same_keys, measure_distance

@@ -1,8 +1,8 @@
 """Run: one forward of a model, or a prompt and the steps that continued it, with one map for each layer; its calls."""
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, overload
 
 import torch
@@ -13,11 +13,14 @@ from regard.map import AttentionMap, DifferentiableMap
 from regard.map.implicit_map import ImplicitMap
 from regard.mechanism.arguments import check_choice, check_flag, check_instance, check_integer, describe_value
 from regard.observe.implicit_history import ImplicitCall, ImplicitHistory, join_head_maps
+from regard.observe.recorded_runs.data_flow import LayerLinks
 from regard.observe.recorded_runs.part_names import (
     count_calls,
     describe_module,
+    find_common_path,
     find_default_part,
     is_in_part,
+    is_inside,
     join_names,
     list_part_names,
 )
@@ -31,13 +34,13 @@ from regard.observe.recorded_runs.words import (
     select_axis_words,
     select_last_words,
 )
+from regard.observe.stored_calls.joined_heads import can_join_heads, join_head_histories
 from regard.observe.stored_calls.joined_maps import (
     compute_shape,
-    find_key_growth,
-    have_equal_weights,
+    find_joining,
     join_differentiable_maps,
     join_maps,
-    require_packed,
+    join_values,
 )
 from regard.observe.stored_calls.kv_history import KVHistory, StoredCall
 from regard.observe.token_places.media import Media
@@ -145,7 +148,7 @@ class Run:
 
         Words of another number are not of this layer. The rows of self-attention are the last of its columns.
         """
-        name = self.find_visit(layer, kind, part)[0]
+        name = self.find_path(layer, kind, part)
         asking, answering = select_axis_words(self.tokens, kind, name)
         if answering is None:
             return None, None
@@ -193,11 +196,12 @@ class Run:
         """Remove the layers that are not selected by their module and their numbers, from either end, as `map` counts them."""
         kept = set()
         for kind, part in itertools.product((*KINDS, IMPLICIT), (None, *self.parts)):
-            visits = self.list_visits(kind, part)
-            numbered = ((name, visit, {n, n - len(visits)}) for n, (name, visit) in enumerate(visits))
-            kept |= {(name, kind, visit) for name, visit, numbers in numbered if is_selected(name, numbers)}
-        self.histories = {key: one for key, one in self.histories.items() if key[:3] in kept}
-        self.implicit_histories = {key: one for key, one in self.implicit_histories.items() if key[:3] in kept}
+            visits, layers = self.list_visits(kind, part), self.name_layers(kind)
+            numbers = {visit: {n, n - len(visits)} for n, visit in enumerate(visits)}
+            known = ((key, layer[0], numbers[layer]) for key, layer in layers.items() if layer in numbers)
+            kept |= {key for key, name, own in known if is_selected(name, own) or is_selected(key[0], own)}
+        self.histories = {key: one for key, one in self.histories.items() if key in kept}
+        self.implicit_histories = {key: one for key, one in self.implicit_histories.items() if key in kept}
         left = {id(one) for one in (*self.histories.values(), *self.implicit_histories.values())}
         self.calls = [call for call in self.calls if id(call.history) in left]
 
@@ -214,7 +218,12 @@ class Run:
     @property
     def parts(self) -> list[str]:
         """The parts of a model that has several (encoder and decoder, or towers); empty for any other."""
-        return list(list_part_names(tuple(dict.fromkeys(call.name for call in self.softmax_calls)) or tuple(self.names)))
+        return list_part_names(self.known_paths)
+
+    @property
+    def known_paths(self) -> tuple[str, ...]:
+        """The paths of all modules with a softmax, or without if there are none, from which those of the parts follow."""
+        return tuple(dict.fromkeys(call.name for call in self.softmax_calls)) or tuple(self.names)
 
     def layers(self, kind: str = "self", part: str | None = None) -> list[str]:
         """Return the modules of a kind and a part in the order they first ran; one that a forward visits n times, n times."""
@@ -225,20 +234,69 @@ class Run:
 
         Raises MissingNameError if no recorded module belongs to the part.
         """
-        check_choice("kind", kind, (*KINDS, IMPLICIT))
+        layers = self.name_layers(check_choice("kind", kind, (*KINDS, IMPLICIT)))
+        paths = self.known_paths
         if part is None:
-            part = find_default_part(self.parts)
-        elif not any(is_in_part(name, check_instance("part", part, str)) for name in self.names):
+            part = find_default_part(list_part_names(paths))
+        elif not any(is_in_part(name, check_instance("part", part, str), paths) for name in self.names):
             raise MissingNameError(
-                f"part {describe_value(part)} is not in the path of any recorded module. The parts are: "
-                f"{', '.join(self.parts) or 'none'}."
+                f"part {describe_value(part)} is neither where the paths of the recorded modules differ nor the beginning of "
+                f"one. The parts are: {', '.join(self.parts) or 'none'}."
             )
-        return [(name, visit) for name, visit in self.list_all_visits(kind) if part is None or is_in_part(name, part)]
+        own = [layer for key, layer in layers.items() if part is None or is_in_part(key[0], part, paths)]
+        return list(dict.fromkeys(own))
 
     def list_all_visits(self, kind: str) -> list[tuple[str, int]]:
-        """Return the modules of a kind, of all parts, with the number of each visit."""
-        histories = self.implicit_histories if kind == IMPLICIT else self.histories
-        return list(dict.fromkeys((name, visit) for name, one, visit, _ in histories if one == kind))
+        """Return the layers of a kind, of all parts, with the number of each visit."""
+        return list(dict.fromkeys(self.name_layers(kind).values()))
+
+    def name_layers(self, kind: str) -> dict[HistoryKey, tuple[str, int]]:
+        """Return the name and the visit of the layer of each history of a kind, in the order they first ran.
+
+        They are those of its module. Modules of one parent that read the same input, and have the same tokens, are one layer
+        with the name of what their paths begin with.
+        """
+        histories: Mapping[HistoryKey, Any] = self.implicit_histories if kind == IMPLICIT else self.histories
+        found = {key: (key[0], key[2]) for key in histories if key[1] == kind}
+        together: dict[LayerLinks, list[HistoryKey]] = {}
+        for key in found if kind != IMPLICIT else ():
+            if (links := self.histories[key].links) is not None:
+                together.setdefault(links, []).append(key)
+        for keys in together.values():
+            if len(keys) == 1:
+                continue
+            names = {key[0] for key in keys}
+            name = find_common_path([*names])
+            depth = len(name.split(".")) + 1 if name else 1
+            heads = {".".join(path.split(".")[:depth]) for path in names}
+            others = {key[0] for key in found} - names
+            is_alone = not any(path == name or is_inside(path, head) for path in others for head in heads)
+            has_single_calls = len({found[key] for key in keys}) == len(keys)
+            if has_single_calls and is_alone and can_join_heads([self.histories[key] for key in keys]):
+                found |= dict.fromkeys(keys, (name, keys[0][2]))
+        return found
+
+    def describe_joined_layers(self) -> Iterator[tuple[str, str]]:
+        """Yield the name of each layer that joins several calls, and in words how."""
+        for kind in KINDS:
+            for name, visit in self.list_all_visits(kind):
+                own = self.find_module_histories((name, visit), kind)
+                if self.join_modules(name, own) is not None:
+                    yield name, f"{join_names([key[0] for key in own])} read the same input and are one layer"
+                elif len(own) > 1:
+                    histories = [*own.values()]
+                    joining = find_joining(histories, [history.build_map().planes.request for history in histories])
+                    yield from [] if joining is None else [(name, f"{len(own)} {joining.value}")]
+
+    def merge_modules(self) -> "Run":
+        """Return the run with one history for each layer that several modules are; itself if there is none."""
+        histories: dict[HistoryKey, KVHistory] = {}
+        for kind in KINDS:
+            for name, visit in self.list_all_visits(kind):
+                own = self.find_module_histories((name, visit), kind)
+                joined = self.join_modules(name, own)
+                histories |= own if joined is None else {(name, kind, visit, 0): joined}
+        return self if histories.keys() == self.histories.keys() else replace(self, histories=histories)
 
     def list_ordered_layers(self, kinds: Sequence[str], part: str | None) -> list[tuple[str, int]]:
         """Return kind and number, among the layers of that kind, of the layers of some kinds, in the order they first ran."""
@@ -246,19 +304,23 @@ class Run:
         for place, call in enumerate(self.calls):
             places.setdefault((call.name, call.kind), []).append(place)
         visits = {kind: self.list_visits(kind, part) for kind in kinds}
+        layers = {kind: self.name_layers(kind) for kind in kinds}
         first: dict[tuple[str, int], int] = {}
-        for name, kind, visit, _ in (*self.histories, *self.implicit_histories):
+        for key in (*self.histories, *self.implicit_histories):
+            name, kind, *_ = key
             own = places.get((name, kind))  # the calls of a module come in the order of its visits
             place = own.pop(0) if own else len(self.calls)
-            if (name, visit) in visits.get(kind, ()):
-                first.setdefault((kind, visits[kind].index((name, visit))), place)
+            layer = layers.get(kind, {}).get(key)
+            if layer is not None and layer in visits[kind]:
+                first.setdefault((kind, visits[kind].index(layer)), place)
         return sorted(first, key=lambda layer: first[layer])
 
     def list_named_visits(self, layer: str, kind: str, part: str | None) -> list[tuple[str, int]]:
         """Return a module with the number of each of its visits of a kind; none if it is not in the part."""
-        if part is not None and not is_in_part(layer, part):
-            return []
-        return [(name, visit) for name, visit in self.list_all_visits(kind) if name == layer]
+        layers = self.name_layers(kind)
+        own = [key for key in layers if part is None or is_in_part(key[0], part, self.known_paths)]
+        joined = [layers[key] for key in own if layers[key][0] == layer]
+        return list(dict.fromkeys(joined or [(key[0], key[2]) for key in own if key[0] == layer]))
 
     @overload
     def map(  # type: ignore[overload-overlap]
@@ -315,19 +377,7 @@ class Run:
         """Return the values (b, g, k, e) of a layer; None if the recording did not keep them, as it does of implicit ones."""
         if check_choice("kind", kind, (*KINDS, IMPLICIT)) == IMPLICIT:
             return torch.cat([one.join_values() for one in self.find_implicit_histories(layer, part)], 1)
-        histories = self.find_histories(layer, kind, part)
-        found = [history.join_values() for history in histories]
-        kept = [x for x in found if x is not None]
-        if not kept or len(kept) < len(found):
-            return None
-        if len(kept) > 1:
-            asked = [history.build_map().planes.request for history in histories]
-            if have_equal_weights(asked):
-                return torch.cat(kept, 3)
-            if find_key_growth([one.k for one in asked], [one.q.shape[2] for one in asked]) is not None:
-                return kept[-1]
-            require_packed(histories)
-        return torch.cat(kept, 2)
+        return join_values(self.find_histories(layer, kind, part))
 
     def residual(self, layer: int | str, part: str | None = None) -> Tensor:
         """Return the residual stream after the block of a layer with self-attention, (b, t, c).
@@ -346,10 +396,27 @@ class Run:
         return found
 
     def find_histories(self, layer: int | str, kind: str, part: str | None) -> list[KVHistory]:
-        """Return the histories of a layer: one for each call that one visit of its module makes."""
-        check_choice("kind", kind, KINDS)
+        """Return the histories of a layer: one for each call that one visit of its module makes, or one of all its modules."""
+        visit = self.find_visit(layer, check_choice("kind", kind, KINDS), part)
+        own = self.find_module_histories(visit, kind)
+        joined = self.join_modules(visit[0], own)
+        return [*own.values()] if joined is None else [joined]
+
+    def find_module_histories(self, visit: tuple[str, int], kind: str) -> dict[HistoryKey, KVHistory]:
+        """Return the histories of a layer, or of a module of one, by its name and visit: of each of its modules."""
+        layers = self.name_layers(kind)
+        own = [key for key, layer in layers.items() if layer == visit] or [key for key in layers if (key[0], key[2]) == visit]
+        return {key: self.histories[key] for key in own}
+
+    def join_modules(self, name: str, own: Mapping[HistoryKey, KVHistory]) -> KVHistory | None:
+        """Return one history of the histories of a layer of this name, if they are of several modules or visits of one."""
+        are_several = len({(key[0], key[2]) for key in own}) > 1
+        return join_head_histories(name, [*own.values()]) if are_several else None
+
+    def find_path(self, layer: int | str, kind: str, part: str | None) -> str:
+        """Return the path of a layer's module, or of the first of several."""
         visit = self.find_visit(layer, kind, part)
-        return [history for (name, one, turn, _), history in self.histories.items() if (name, turn) == visit and one == kind]
+        return next((key[0] for key, own in self.name_layers(kind).items() if own == visit), visit[0])
 
     def find_implicit_histories(self, layer: int | str, part: str | None) -> list[ImplicitHistory]:
         """Return the histories of a layer without a softmax: one for each call that one visit of its module makes."""

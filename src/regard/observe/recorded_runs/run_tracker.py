@@ -15,7 +15,7 @@ from regard.observe.recorded_runs.layer_numbers import LayerNumbers
 from regard.observe.recorded_runs.open_runs import OpenRun, OpenRuns, find_cache, read_cache_length, select_run
 from regard.observe.recorded_runs.run import IMPLICIT, HistoryKey, Run
 from regard.observe.recorded_runs.token_ids import ENCODER, find_looked_up_ids, find_side, find_token_ids
-from regard.observe.stored_calls.cache_match import KEY_TOLERANCE, CacheMatch, has_hidden_keys, match_cache
+from regard.observe.stored_calls.cache_match import KEY_TOLERANCE, CacheMatch, has_hidden_keys, locate_keys, match_cache
 from regard.observe.stored_calls.call_graph import OutputGraph
 from regard.observe.stored_calls.decoder_steps import match_step
 from regard.observe.stored_calls.kv_history import KVHistory
@@ -107,7 +107,7 @@ class RunTracker:
         elif self.is_undecided and not self.runs.has_root(self.root):
             self.begin_forward(key)
         history = self.run.histories.get(key)
-        match = None if history is None else self.match_history(history, call)
+        match = None if history is None else self.match_history(history, call, may_be_pruned=True)
         if match is not None and match.is_pruned:
             self.report(MissedCall(call.kernel, name, PRUNED))
             match = None
@@ -251,11 +251,11 @@ class RunTracker:
         visit = visits.find_visit(name, self.names)
         return visit, visits.count_call(name, kind, visit)
 
-    def match_history(self, history: KVHistory, call: AttentionCall) -> CacheMatch | None:
+    def match_history(self, history: KVHistory, call: AttentionCall, may_be_pruned: bool) -> CacheMatch | None:
         """Return where the keys of a call continue those of a history; None if they do not.
 
-        The keys of cross attention must be the same as before. Raises UnreadableError if the rows of a cache have different
-        offsets.
+        A cache that may be pruned may hold any keys of the history. Those of cross attention must be the same as before.
+        Raises UnreadableError if the rows of a cache have different offsets.
         """
         n, new = call.k.shape[2], call.q.shape[2]
         if history.kind == "self":
@@ -268,7 +268,10 @@ class RunTracker:
                 if has_hidden_keys(history, call.k, new, n, lambda x: self.cast(call, x)):
                     n = history.total + new
             keys = call.k[:, :, :n]
-            return match_cache(history, keys, new, lambda x: self.cast(call, x), call.parent_rows, self.length)
+            match = match_cache(history, keys, new, lambda x: self.cast(call, x), call.parent_rows, self.length)
+            if may_be_pruned and (match is None or match.is_pruned):
+                match = locate_keys(history, self.cast(call, keys[:, :, : n - new])) or match
+            return match
         if history.total != n:
             return None
         if self.is_undecided and torch.equal(self.cast(call, call.q), history.stored_calls[0].q):
@@ -280,15 +283,15 @@ class RunTracker:
         """Decide by its first call of self-attention whether a forward continues a run or begins a new one."""
         found, pruned = [], False
         for running in self.runs:
-            history = running.run.histories.get(key)
-            match = None if history is None else self.match_history(history, call)
-            is_own = running.has_cache(self.cache)
+            history, is_own = running.run.histories.get(key), running.has_cache(self.cache)
+            may_be_pruned = is_own or (self.cache is None and running is self.runs.current)  # other texts may end alike
+            match = None if history is None else self.match_history(history, call, may_be_pruned)
             if history is None or match is None:
                 pruned = pruned or (history is not None and is_own and self.holds_keys(call))
                 continue
             if not match.is_pruned:
                 found.append((running, history, match))
-            elif is_own or (self.cache is None and running is self.runs.current):  # other texts may end alike
+            elif may_be_pruned:
                 pruned = True
             if is_own:
                 break

@@ -1,12 +1,13 @@
 """The layers of a recording that mix the tokens of one text, with a softmax and without, in the order they ran."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from regard.errors import ConfigError
 from regard.map.convolution import Convolution
 from regard.map.linear_recurrence import LinearRecurrence
 from regard.mechanism.arguments import check_index
-from regard.observe.recorded_runs.part_names import find_module_path
+from regard.observe.recorded_runs.part_names import describe_module, find_module_path, list_components
 from regard.observe.recorded_runs.run import IMPLICIT, Run
 
 SELF = "self"
@@ -16,9 +17,16 @@ Layer = tuple[str, int | str]  # its kind, and its number among the layers of th
 def list_token_mixers(run: Run, kind: str | None, part: str | None) -> list[tuple[str, int]]:
     """Return the layers of a kind, or with None those of self-attention with and without a softmax, in the order they ran.
 
-    Raises ConfigError if a block has layers of both kinds, if a layer without a softmax may be cross attention, or if a layer
-    is one of several calls of a module.
+    Raises ConfigError if a block has layers of both kinds, if a layer without a softmax may be cross attention, if a layer is
+    one of several calls of a module, or if one does not follow the layer before it, as in another tower.
     """
+    found = order_token_mixers(run, kind, part)
+    check_order(run, found, part)
+    return found
+
+
+def order_token_mixers(run: Run, kind: str | None, part: str | None) -> list[tuple[str, int]]:
+    """Return the layers of `list_token_mixers`, whether each follows the one before it or not."""
     check_modules(run.layers(kind or SELF, part))
     if kind is not None or not run.layers(IMPLICIT, part):
         known = SELF if kind is None else kind
@@ -38,19 +46,17 @@ def list_token_mixers(run: Run, kind: str | None, part: str | None) -> list[tupl
 
 def resolve_mixers(run: Run, layers: Sequence[int | str] | None, kind: str | None, part: str | None) -> list[Layer]:
     """Return layers, by their names or their numbers among those of list_token_mixers, or all of them."""
-    known = list_token_mixers(run, kind, part)
+    known = order_token_mixers(run, kind, part)
     kinds = {one for one, _ in known}
-    if layers is None:
-        return [*known]
-    if len(kinds) < 2:
-        only = next(iter(kinds), SELF)
-        return [(only, layer) for layer in layers]
-    found: list[Layer] = []
-    for layer in layers:
-        if isinstance(layer, str):
+    found: list[Layer] = [] if layers is not None else [*known]
+    for layer in layers or ():
+        if len(kinds) < 2:
+            found.append((next(iter(kinds), SELF), layer))
+        elif isinstance(layer, str):
             found.append((SELF if layer in run.layers(SELF, part) else IMPLICIT, layer))
         else:
             found.append(known[check_index("layer", layer, len(known), "the recording")])
+    check_order(run, found, part)
     return found
 
 
@@ -59,6 +65,25 @@ def check_modules(names: Sequence[str]) -> None:
     for name in names:
         if (path := find_module_path(name)) != name:
             raise ConfigError(f"{path} calls attention several times in one forward, and how these are joined is not recorded.")
+
+
+def check_order(run: Run, layers: Sequence[Layer], part: str | None) -> None:
+    """Raise ConfigError if a layer is known not to read what the one before it wrote, or may be of another tower."""
+    components = dict(zip(run.known_paths, list_components(run.known_paths), strict=False))
+    visits = [(run.find_visit(layer, kind, part), kind) for kind, layer in layers if kind != IMPLICIT]
+    modules = [next(iter(run.find_module_histories(*visit).values())) for visit in visits]
+    for before, after in pairwise(modules):
+        theirs, own = before.links, after.links
+        if theirs is None or own is None or theirs.forward != own.forward:
+            is_apart = part is None and components.get(before.name) != components.get(after.name)
+        else:
+            is_apart = theirs.number in (own.number, *own.beside)
+        if is_apart:
+            advice = f"part= one of {', '.join(run.parts)}" if run.parts else "layers= of one of them, or part= its path"
+            raise ConfigError(
+                f"{describe_module(before.name)} and {describe_module(after.name)} run beside each other, or whether one reads "
+                f"what the other wrote is not known, so that their maps have no product: pass {advice}."
+            )
 
 
 def check_blocks(names: dict[str, list[str]]) -> None:

@@ -28,6 +28,7 @@ class CacheMatch(NamedTuple):
     rows: Tensor | None  # the parent of each batch row; None if no row moved
     distance: float  # largest relative distance of a key read back from the key written
     is_pruned: bool = False  # whether the cache has dropped or changed keys among those that it holds
+    places: Tensor | None = None  # (b, g, n), the index in the history of each key before the new ones, if some are dropped
 
 
 def match_cache(
@@ -64,6 +65,32 @@ def match_cache(
     match = best[0] if len(best) == 1 else min(best, key=lambda match: measure_distance(history, match, get_keys(before)))
     match = check_oldest_key(history, match_all_keys(history, match, get_keys), get_keys)
     return check_cut_keys(history, match, get_keys) if match.known < history.total else match
+
+
+def locate_keys(history: KVHistory, k: Tensor) -> CacheMatch | None:
+    """Return where the keys (b, g, n, d) of a cache that has dropped others are in a history, in any order in each head.
+
+    None if one is not there, or there twice.
+    """
+    ours = history.join_newest_keys(history.total, history.stored_calls[-1].step)
+    if (ours.shape[:2], ours.shape[3], ours.dtype) != (k.shape[:2], k.shape[3], k.dtype) or not k.shape[2]:
+        return None
+    known, order = sum_bits(ours).sort(-1)
+    wanted = sum_bits(k)
+    starts, stops = (torch.searchsorted(known, wanted, right=right) for right in (False, True))
+    if (stops - starts != 1).any():
+        return None
+    places = order.gather(-1, starts)
+    if not torch.equal(ours.gather(2, places.unsqueeze(-1).expand_as(k)), k):
+        return None
+    return CacheMatch(history.total, 0, k.shape[2], None, 0.0, places=places)
+
+
+def sum_bits(x: Tensor) -> Tensor:
+    """Return a number for each vector (..., d), equal for vectors with equal bits."""
+    bits = x.contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]).long()
+    factors = torch.arange(1, x.shape[-1] + 1, device=x.device) * 0x5851F42D4C957F2D | 1
+    return (bits * factors).sum(-1)
 
 
 def has_hidden_keys(history: KVHistory, k: Tensor, new: int, stop: int, cast_and_select: Callable[[Tensor], Tensor]) -> bool:

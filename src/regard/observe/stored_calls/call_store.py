@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from regard.map.compressed_bias import compress_bias
+from regard.mechanism.masks import Given
 from regard.mechanism.request import autocast_tensor, is_autocast_on
 from regard.mechanism.scores import default_scale, score_dtype
 from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.interception.handwritten.scores.score_parts import FILLED, UNDERFLOW, bound_products
+from regard.observe.recorded_runs.data_flow import LayerLinks
 from regard.observe.stored_calls.cache_match import CacheMatch
 from regard.observe.stored_calls.call_graph import CallGraph
 from regard.observe.stored_calls.kv_history import KVHistory, StoredCall
@@ -47,6 +49,7 @@ class CallStore:
         parent_rows: dict[int, Tensor],
         graph: CallGraph | None,
         length: int | None,
+        links: LayerLinks | None = None,
     ) -> tuple[KVHistory, StoredCall]:
         """Return a new history with the call's keys, without the unwritten slots of a cache, and the stored call.
 
@@ -60,7 +63,7 @@ class CallStore:
         heads = None if self.selection.heads is None else tuple(self.selection.find_heads(call.q.shape[1]))
         past = seen - new if is_cached else 0
         start = None if length is None and past else (length or 0) - past
-        history = KVHistory(name, kind, parent_rows, past=past, start=start, selected_heads=heads)
+        history = KVHistory(name, kind, parent_rows, past=past, start=start, selected_heads=heads, links=links)
         self.append_keys(history, call, k, step, graph)
         stored = self.copy_call(call, slice(0, seen), 0, step, graph)
         states_place = isinstance(stored.offset, Tensor) or stored.offset or stored.mask.is_query_dependent
@@ -78,6 +81,9 @@ class CallStore:
             history = history.crop(match.known)
         new = call.q.shape[2]
         self.append_keys(history, call, call.k[:, :, match.slot : match.slot + new], step, graph)
+        if match.places is not None:
+            stored = self.copy_call(call, slice(match.slot + new), match.slot, step, graph)
+            return history, spread_keys(stored, match.places, match.known)
         return history, self.copy_call(call, slice(match.first, match.known + new), match.slot, step, graph)
 
     def append_keys(self, history: KVHistory, call: AttentionCall, k: Tensor, step: int, graph: CallGraph | None) -> None:
@@ -87,7 +93,7 @@ class CallStore:
 
     def copy_call(self, call: AttentionCall, keys: slice, slot: int, step: int, graph: CallGraph | None) -> StoredCall:
         """Return what is stored of a call besides its keys, which are a slice of the keys of its history."""
-        first, stop = keys.start, keys.stop
+        first, stop = keys.start or 0, keys.stop
         mask = call.mask if stop - first == call.k.shape[2] else call.mask.truncate(keys=stop - first)
         bias, sinks = None if call.bias is None else self.share_bias(call.bias)[..., : stop - first], call.sinks
         if self.selection.heads is not None:
@@ -100,7 +106,7 @@ class CallStore:
             first=first,
             stop=stop,
             step=step,
-            can_be_packed=call.can_be_packed,
+            packed_tokens=call.packed_tokens,
             mask=mask,
             offset=call.offset.clone() if isinstance(call.offset, Tensor) else call.offset,
             scale=default_scale(call.q) if call.scale is None else call.scale,
@@ -148,6 +154,25 @@ class CallStore:
             count = call.q.shape[1]
             x = x[:, [head // (count // x.shape[1]) for head in self.selection.find_heads(count)]]
         return x if self.store.dtype is None or not x.is_floating_point() else x.to(self.store.dtype)
+
+
+def spread_keys(stored: StoredCall, places: Tensor, known: int) -> StoredCall:
+    """Return the call of a cache that has dropped keys as one of all `known` keys before its own, the others hidden.
+
+    places (b, g, n) has the index of each key that the cache held.
+    """
+    (b, h, q, _), n = stored.q.shape, stored.stop
+    own = torch.arange(known, known + q, device=places.device).expand(*places.shape[:2], -1)
+    columns = torch.cat([places, own], -1).repeat_interleave(h // places.shape[1], 1).unsqueeze(2).expand(b, h, q, n)
+    queries, keys = (torch.arange(size, device=places.device) for size in (q, n))
+    seen = stored.mask.block(queries, keys, stored.offset).expand(b, h, q, n)
+    table = torch.zeros(b, h, q, known + q, dtype=torch.bool, device=places.device).scatter(3, columns, seen)
+    if bool((table == table[:1, :1]).all()):
+        table = table[:1, :1].clone()
+    bias = stored.bias
+    if bias is not None:
+        bias = bias.new_zeros(b, h, q, known + q).scatter(3, columns, bias.expand(b, h, q, n))
+    return replace(stored, stop=known + q, mask=Given.from_shared_table(table), offset=0, bias=bias)
 
 
 def cast_for_autocast(call: AttentionCall, x: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from regard.mechanism.mask_algebra import EVERYTHING, Mask
 from regard.mechanism.masks import Causal, Documents, Given, Window
 from regard.mechanism.scores import default_scale, score_dtype
 from regard.observe.interception.attention_call import CallArguments
+from regard.observe.recorded_runs.data_flow import LayerLinks
 from regard.observe.recorded_runs.part_names import describe_module
 from regard.observe.stored_calls.call_graph import CallGraph
 from regard.observe.stored_calls.mask_inference import ROWS, find_first_visible, fit_rule
@@ -32,7 +33,7 @@ class StoredCall(CallArguments):
     first: int  # index in the history of its first key
     stop: int  # end of its keys in the history, exclusive
     step: int
-    can_be_packed: bool = True  # whether several calls of one visit may be sequences that were packed
+    packed_tokens: int = 0  # of the input that it is a part of, with the calls before it in the same visit; 0 if of none
     residual: Tensor | None = None  # (b, t, c), the output of the block that the call is in
     graph: CallGraph | None = None  # of the call, if it ran with gradients and values are kept; not saved
 
@@ -52,6 +53,8 @@ class KVHistory:
     start: int | None = None  # number of tokens of the text before its first key, as the length of its cache states it
     selected_heads: tuple[int, ...] | None = None  # the numbers in the model of the stored heads; None for all
     block: str | None = None  # the path of the module whose outputs are kept as the residual stream
+    modules: "tuple[KVHistory, ...]" = ()  # whose heads it joins, if they are those of several
+    links: LayerLinks | None = None  # which layers of its forward it may depend on; None where that is not known
 
     @property
     def heads(self) -> tuple[int, ...]:

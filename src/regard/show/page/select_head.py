@@ -18,12 +18,12 @@ def select_head(recording: Recording, kind: str, part: str | None, layer: int, h
 
     Joining many calls of a layer copies them; after this selection only one head is copied.
     """
-    run = recording.last
+    run = recording.last.merge_modules()
     chosen = run.find_histories(layer, kind, part)
     histories = {
         key: select_history_head(history, head) if history in chosen else history for key, history in run.histories.items()
     }
-    return replace(recording, runs=[replace(run, histories=histories)])
+    return replace(recording, runs=[replace(run, histories=histories)], last_number=-1)
 
 
 def hide_first_token(recording: Recording) -> Recording:
@@ -31,9 +31,9 @@ def hide_first_token(recording: Recording) -> Recording:
 
     Padding on the left comes before the first token of its text. A query that sees no other key has weights 0.
     """
-    run = recording.last
+    run = recording.last.merge_modules()
     histories = {key: hide_history_first(history) for key, history in run.histories.items()}
-    return replace(recording, runs=[replace(run, histories=histories)])
+    return replace(recording, runs=[replace(run, histories=histories)], last_number=-1)
 
 
 def hide_history_first(history: KVHistory) -> KVHistory:

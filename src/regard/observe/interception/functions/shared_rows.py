@@ -136,7 +136,7 @@ def build_call(kernel: str, module: Any, matrix: Tensor, v: Tensor, queries: int
     zeros = v.new_zeros(*v.shape[:2], 1, 1)
     q, k = (zeros.expand(-1, -1, n, -1) for n in (queries, matrix.shape[3]))
     call = AttentionCall(kernel=kernel, q=q, k=k, v=v, bias=matrix.log(), scale=1.0, module=module)
-    call.can_use_cache = call.can_be_packed = False
+    call.can_use_cache = False
     return call
 
 

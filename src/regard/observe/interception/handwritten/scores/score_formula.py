@@ -68,7 +68,6 @@ def resolve_form(form: ScoreForm, table: AxisTable, groups: Groups, kernel: str,
         has_separate_sources=sources,
         can_use_cache=not is_picked,
         follows_cache=partial(follows_cached_keys, frames[-1], *pair),
-        can_be_packed=False,
         note="; ".join(filter(None, (PICKED * (is_picked and q.shape[2] > 1), describe_bool_bias(parts), describe_bias(bias)))),
     )
 

@@ -35,7 +35,6 @@ def store_weights(trace: Trace, matrix: Tensor, v: Tensor, kernel: str, reason: 
         scale=1.0,
         has_separate_sources=trace.has_separate_sources,
         can_use_cache=False,
-        can_be_packed=False,
         note=note,
         has_stored_weights=True,
     )
