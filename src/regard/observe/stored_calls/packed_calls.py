@@ -14,13 +14,13 @@ class Memory:
     """The memory of a tensor, also once it is freed; that of a tensor inside torch.func equals none."""
 
     def __init__(self, x: Tensor) -> None:
-        self.reference: StorageWeakRef | None = None
+        self.address: int | None = None
         with suppress(RuntimeError):
-            self.reference = StorageWeakRef(x.untyped_storage())
+            self.reference = StorageWeakRef(x.untyped_storage())  # as long as it is there, no other memory has the address
+            self.address = self.reference.cdata
 
     def __eq__(self, other: object) -> bool:
-        known = isinstance(other, Memory) and self.reference is not None and other.reference is not None
-        return known and self.reference.cdata == other.reference.cdata
+        return isinstance(other, Memory) and self.address is not None and self.address == other.address
 
     __hash__ = None  # type: ignore[assignment]
 
