@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Literal, overload
 
 import torch
@@ -22,6 +23,7 @@ from regard.observe.recorded_runs.part_names import (
     is_in_part,
     is_inside,
     join_names,
+    list_components,
     list_part_names,
 )
 from regard.observe.recorded_runs.token_ids import ENCODER, IdParts, find_side, list_ids
@@ -314,6 +316,24 @@ class Run:
             if layer is not None and layer in visits[kind]:
                 first.setdefault((kind, visits[kind].index(layer)), place)
         return sorted(first, key=lambda layer: first[layer])
+
+    def find_gap(self, layers: Sequence[tuple[str, int | str]], part: str | None) -> tuple[str, str] | None:
+        """Return two modules of successive layers, by kind and number or name, of which the later does not read the earlier.
+
+        Layers of different forwards may, unless they are in different parts of the model. None if each reads the one before.
+        """
+        components = dict(zip(self.known_paths, list_components(self.known_paths), strict=False))
+        visits = [(self.find_visit(layer, kind, part), kind) for kind, layer in layers]
+        modules = [next(iter(self.find_module_histories(*visit).values())) for visit in visits]
+        for before, after in pairwise(modules):
+            theirs, own = before.links, after.links
+            if theirs is None or own is None or theirs.forward != own.forward:
+                is_apart = part is None and components.get(before.name) != components.get(after.name)
+            else:
+                is_apart = theirs.number in (own.number, *own.beside)
+            if is_apart:
+                return before.name, after.name
+        return None
 
     def list_named_visits(self, layer: str, kind: str, part: str | None) -> list[tuple[str, int]]:
         """Return a module with the number of each of its visits of a kind; none if it is not in the part."""

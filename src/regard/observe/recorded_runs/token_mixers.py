@@ -1,13 +1,12 @@
 """The layers of a recording that mix the tokens of one text, with a softmax and without, in the order they ran."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 from regard.errors import ConfigError
 from regard.map.convolution import Convolution
 from regard.map.linear_recurrence import LinearRecurrence
 from regard.mechanism.arguments import check_index
-from regard.observe.recorded_runs.part_names import describe_module, find_module_path, list_components
+from regard.observe.recorded_runs.part_names import describe_module, find_module_path
 from regard.observe.recorded_runs.run import IMPLICIT, Run
 
 SELF = "self"
@@ -69,21 +68,13 @@ def check_modules(names: Sequence[str]) -> None:
 
 def check_order(run: Run, layers: Sequence[Layer], part: str | None) -> None:
     """Raise ConfigError if a layer is known not to read what the one before it wrote, or may be of another tower."""
-    components = dict(zip(run.known_paths, list_components(run.known_paths), strict=False))
-    visits = [(run.find_visit(layer, kind, part), kind) for kind, layer in layers if kind != IMPLICIT]
-    modules = [next(iter(run.find_module_histories(*visit).values())) for visit in visits]
-    for before, after in pairwise(modules):
-        theirs, own = before.links, after.links
-        if theirs is None or own is None or theirs.forward != own.forward:
-            is_apart = part is None and components.get(before.name) != components.get(after.name)
-        else:
-            is_apart = theirs.number in (own.number, *own.beside)
-        if is_apart:
-            advice = f"part= one of {', '.join(run.parts)}" if run.parts else "layers= of one of them, or part= its path"
-            raise ConfigError(
-                f"{describe_module(before.name)} and {describe_module(after.name)} run beside each other, or whether one reads "
-                f"what the other wrote is not known, so that their maps have no product: pass {advice}."
-            )
+    apart = run.find_gap([(kind, layer) for kind, layer in layers if kind != IMPLICIT], part)
+    if apart is not None:
+        advice = f"part= one of {', '.join(run.parts)}" if run.parts else "layers= of one of them, or part= its path"
+        raise ConfigError(
+            f"{describe_module(apart[0])} and {describe_module(apart[1])} run beside each other, or whether one reads what the "
+            f"other wrote is not known, so that their maps have no product: pass {advice}."
+        )
 
 
 def check_blocks(names: dict[str, list[str]]) -> None:
