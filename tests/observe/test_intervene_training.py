@@ -1,7 +1,6 @@
 """Interventions in training and in threads: checkpoints and dropout, compared with a model whose code has the change."""
 
 import math
-import threading
 
 import pytest
 import torch
@@ -107,27 +106,3 @@ def test_a_head_whose_weights_a_layer_drops_itself_is_knocked_out():
     with torch.no_grad():
         model.out.weight[:, D : 2 * D] = 0
     torch.testing.assert_close(found, model(x), rtol=0, atol=EQUAL)
-
-
-def test_interventions_of_two_threads_that_overlap_leave_the_fast_path_as_it_was():
-    """The second begins in the first and ends after it."""
-    layer = nn.TransformerEncoder(nn.TransformerEncoderLayer(12, 2, 8, 0.0, batch_first=True), 2).eval()
-    x, ended, opened, found = torch.randn(B, T, 12), threading.Event(), threading.Event(), []
-
-    def run():
-        with intervene(layer, KnockOut(layer=0)), torch.no_grad():
-            opened.set()
-            ended.wait(60)
-            found.append(layer(x))
-
-    thread = threading.Thread(target=run)
-    with intervene(layer, KnockOut(layer=1)), torch.no_grad():
-        thread.start()
-        assert opened.wait(60)
-        layer(x)
-    ended.set()
-    thread.join()
-    assert torch.backends.mha.get_fastpath_enabled()
-    with intervene(layer, KnockOut(layer=0)), torch.no_grad():
-        expected = layer(x)
-    assert torch.equal(found[0], expected)

@@ -15,7 +15,6 @@ from regard.observe import interception
 from regard.observe.attention_changes import Change, Temperature
 from regard.observe.change_targets import ChangeTargets
 from regard.observe.changed_results import change_returned_weights, change_run
-from regard.observe.fast_path import FAST_PATH
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall, OtherWeights
 from regard.observe.interception.handwritten.scores.weight_steps import DIFFERENT
 from regard.observe.interception.handwritten.softmax.undivided_contexts import NEARLY
@@ -52,9 +51,9 @@ REPEATED = (
 def intervene(model: nn.Module, *changes: Change) -> Iterator[None]:
     """Change the attention of a model in the context by KnockOut, CutEdges, Temperature and Patch, in the given order.
 
-    Calls are intercepted as `record` does, and a recording inside or around the block sees the changed attention. torch's fast
-    path of encoder layers, which returns no context, is off in the block, and so are activation checkpoints. A change that
-    applied to no call, or to a part of what a layer computes with its weights, is warned of.
+    Calls are intercepted as `record` does, and a recording inside or around the block sees the changed attention. Activation
+    checkpoints are off in the block. A change that applied to no call, or to a part of what a layer computes with its weights,
+    is warned of.
     Raises ConfigError for a compiled model and for arguments that are no changes.
     """
     wrong = [change for change in changes if not isinstance(change, Change)]
@@ -65,7 +64,6 @@ def intervene(model: nn.Module, *changes: Change) -> Iterator[None]:
     intervention = Intervention(modules, changes)
     blocks = modules if intervention.residual_patches else {}
     with (
-        FAST_PATH.disable(),
         interception.watch_modules(intervention, modules),
         watch_blocks(blocks, intervention.handle_block),
     ):

@@ -59,6 +59,7 @@ class AttentionCall(CallArguments):
     unwritten_keys: int = 0  # number of further keys that the kernel was given and that no query sees
     packed_tokens: int = 0  # of the input that it is a part of, with the calls before it in the same visit; 0 if of none
     note: str = ""  # how much of it is stored as it is, and why
+    unread_bias: Tensor | None = None  # numbers that the caller's mask has and this kernel, unlike others, does not add
     has_stored_weights: bool = False  # whether its scores are not known; its bias may be the logarithm of the caller's weights
     has_all_values: bool = True  # whether the values of keys that no query sees are those of the model, not 0
     rank_part: RankPart | None = None  # which part of the model's call this is, if ranks share it

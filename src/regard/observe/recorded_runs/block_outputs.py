@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
+from regard.observe.interception.functions.nested_tensors import nest_like, pad_nested
 from regard.observe.interception.thread_state import STATE
 from regard.observe.recorded_runs.run import Call
 
@@ -20,11 +22,17 @@ def watch_blocks(modules: Mapping[str, nn.Module], handle: BlockHandler) -> Iter
 
     A tensor that the handler returns takes the output's place. The first tensor of a tuple is its output.
     """
+    hooks = {module: make_hook(name, handle) for name, module in modules.items() if name.rpartition(".")[2].isdigit()}
+    fast = {module for module in hooks if isinstance(module, nn.TransformerEncoderLayer) and not module._forward_hooks}
+
+    def handle_fast(module: nn.Module, args: Any, output: Any) -> Any:
+        return hooks[module](module, args, {}, output) if module in fast else None
+
     with ExitStack() as stack:
-        for name, module in modules.items():
-            if name.rpartition(".")[2].isdigit():
-                hook = module.register_forward_hook(make_hook(name, handle), with_kwargs=True)
-                stack.callback(hook.remove)
+        for module in hooks.keys() - fast:
+            stack.callback(module.register_forward_hook(hooks[module], with_kwargs=True).remove)
+        if fast:  # a hook of its own would disable the fast path of torch's layer
+            stack.callback(register_module_forward_hook(handle_fast).remove)  # torch leaves something of those with_kwargs
         yield
 
 
@@ -36,7 +44,8 @@ def make_hook(name: str, handle: BlockHandler) -> Callable[[nn.Module, Any, Any,
         if not isinstance(first, Tensor) or first.dim() != 3 or not first.is_floating_point() or not STATE.is_active:
             return None
         given = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
-        new = handle(name, first, given)
+        new = handle(name, pad_nested(first), None if given is None else pad_nested(given))
+        new = None if new is None else nest_like(new, first)
         return new if new is None or first is output else (new, *output[1:])
 
     return hook

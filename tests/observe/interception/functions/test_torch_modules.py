@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bounds import assert_within, sum_bound
-from observe.recording_checks import EQUAL, assert_map, compute_weights, distance, record_and_compare
-from regard import AttentionMap
+from observe.recording_checks import EQUAL, are_equal, assert_map, compute_weights, distance, record_and_compare
+from regard import AttentionMap, KnockOut, intervene
 
 B, T, S, C, H = 2, 7, 5, 12, 4
 
@@ -228,19 +228,18 @@ MASKED = {
     "causal": {"mask": torch.ones(T, T).triu(1).bool()},
     "-inf": {"mask": CAUSAL},
     "hinted": {"mask": CAUSAL, "is_causal": True},
-    "added": {"mask": torch.linspace(-2, 2, T * T, dtype=torch.float64).view(T, T)},
     "padding": {"src_key_padding_mask": padding(T)},
     "both": {"mask": torch.ones(T, T).triu(1).bool(), "src_key_padding_mask": padding(T)},
 }
 
 
-def visible(name: str) -> tuple[Tensor, Tensor | None]:
+def visible(name: str) -> Tensor:
     seen = torch.ones(B, 1, T, T, dtype=torch.bool)
     if name in ("causal", "-inf", "hinted", "both"):
         seen &= torch.ones(T, T).tril().bool()
     if name in ("padding", "both"):
         seen &= ~padding(T)[:, None, None]
-    return seen, MASKED["added"]["mask"] if name == "added" else None
+    return seen
 
 
 @pytest.mark.parametrize(
@@ -248,7 +247,6 @@ def visible(name: str) -> tuple[Tensor, Tensor | None]:
     [
         *((name, {}) for name in MASKED),
         *((name, one) for name in ("both", "padding") for one in ({"norm_first": True}, {"nested": False}, {"first": False})),
-        ("added", {"activation": "gelu"}),
     ],
 )
 def test_an_encoder_in_evaluation_keeps_its_fast_path(name, settings):
@@ -256,8 +254,7 @@ def test_an_encoder_in_evaluation_keeps_its_fast_path(name, settings):
     given = x if settings.get("first", True) else x.transpose(0, 1)
     recording, _ = record_and_compare(model, lambda m: m(given, **MASKED[name]))
     assert [call.name for call in recording.calls] == ["layers.0.self_attn", "layers.1.self_attn"]
-    seen, bias = visible(name)
-    expected = compute_weights(*project_queries_and_keys(model.layers[0], x), seen, bias)
+    expected = compute_weights(*project_queries_and_keys(model.layers[0], x), visible(name))
     real = slice(T - 2) if name == "padding" else slice(None)  # a nested tensor holds no queries in the padding
     assert float((recording.map(0)[1, :, real] - expected[1, :, real]).abs().max()) < EQUAL
     assert distance(recording.map(0).select(batch=[0]), expected[:1]) < EQUAL
@@ -273,8 +270,58 @@ def test_an_encoder_in_training(name):
         return [p.grad for p in m.parameters()]
 
     recording, _ = record_and_compare(model, step)
-    seen, _ = visible(name)
-    assert distance(recording.map(0), compute_weights(*project_queries_and_keys(model.layers[0], x), seen)) < EQUAL
+    expected = compute_weights(*project_queries_and_keys(model.layers[0], x), visible(name))
+    assert distance(recording.map(0), expected) < EQUAL
+
+
+DISTANCES = -0.5 * (torch.arange(T) - torch.arange(T)[:, None]).abs().double()
+RELATIVE = torch.randn(B * H, T, T, generator=torch.Generator().manual_seed(0)).double() * (torch.arange(T) % 3 > 0)
+PADS = padding(T).double()
+NUMBERS = {  # a mask and a padding of numbers, and whether a softmax with them gives weight to keys that they hide
+    "distances": (DISTANCES, None, True),
+    "for each head": (RELATIVE, None, True),
+    "padding": (None, -3 * PADS, True),
+    "both": (DISTANCES * (torch.arange(T) > 3), -3 * PADS, True),
+    "-1e9": (CAUSAL.clamp(-1e9), None, False),
+    "padding of -1e9": (None, -1e9 * PADS, False),
+    "both of -1e9": (CAUSAL.clamp(-1e9), -1e9 * PADS, False),
+    "the least number": (CAUSAL.clamp(torch.finfo(torch.float64).min), None, False),
+    "a row of -1e9": (CAUSAL.clamp(-1e9).index_fill(0, torch.tensor(2), -1e9), None, True),
+}
+
+
+def complete(model: nn.TransformerEncoder, x: Tensor, weights: Tensor) -> Tensor:
+    """The output of an encoder of one layer whose attention has these weights."""
+    layer, attn = model.layers[0], model.layers[0].self_attn
+    entered = layer.norm1(x) if layer.norm_first else x
+    v = F.linear(entered, attn.in_proj_weight[2 * C :], attn.in_proj_bias[2 * C :]).unflatten(-1, (H, -1)).transpose(1, 2)
+    y = x + attn.out_proj((weights @ v).transpose(1, 2).flatten(2))
+    y = y if layer.norm_first else layer.norm1(y)
+    y = y + layer.linear2(layer.activation(layer.linear1(layer.norm2(y) if layer.norm_first else y)))
+    return model.norm(y if layer.norm_first else layer.norm2(y))
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("settings", [{}, {"norm_first": True, "activation": "gelu"}])
+def test_every_number_of_a_mask_but_0_hides_on_the_fast_path(name, settings):
+    model, x, (mask, pads, is_unread) = encoder(1, **settings), torch.randn(B, T, C), NUMBERS[name]
+    numbers = torch.zeros(B, H, T, T) + (0 if mask is None else mask.view(-1, *(H, T, T)[mask.dim() == 2 :]))
+    numbers = numbers + (0 if pads is None else pads[:, None, None])
+    given = {"mask": mask, "src_key_padding_mask": pads}
+    recording, output = record_and_compare(model, lambda m: m(x, **given), keep=("values", "residual"))
+    weights = compute_weights(*project_queries_and_keys(model.layers[0], x), numbers == 0)
+    is_nested = mask is None and not settings
+    sees = (numbers == 0).any(-1).all(1) & (~padding(T) if is_nested else True)  # the others are NaN, or were left out
+    assert float((recording.map(0).dense() - weights)[sees[:, None].expand(B, H, T)].abs().max()) < EQUAL
+    assert float((complete(model, x, weights) - output)[sees].abs().max()) < EQUAL
+    assert any("does not add" in note for note in recording.notes) == is_unread
+    with intervene(model):
+        assert are_equal(model(x, **given), output)
+    with intervene(model, KnockOut(0, 1)):
+        changed = model(x, **given)
+    weights[:, 1] = 0
+    assert float((complete(model, x, weights) - changed)[sees].abs().max()) < EQUAL
+    assert are_equal(changed[~sees], output[~sees])
 
 
 @pytest.mark.parametrize("training", [False, True])

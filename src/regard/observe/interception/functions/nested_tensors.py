@@ -1,12 +1,13 @@
 """Attention on nested tensors, whose sequences have different lengths: they are padded, and the mask hides the padding."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.mechanism.masks import Causal, Padding
+from regard.mechanism.mask_algebra import Mask
+from regard.mechanism.masks import Causal, Documents, Padding
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter
 from regard.observe.interception.plain_tensors import UnreadableError, disable_modes
 
@@ -27,7 +28,7 @@ def read_nested_call(
     if is_masked or not all(x.is_nested and x.dim() == 4 for x in tensors):
         raise UnreadableError("its tensors are nested, and it has a mask, or no heads, or other tensors that are not nested")
     q, k, v = map(pad_sequences, tensors)
-    padding = Padding(list(map(len, list_sequences(tensors[1]))))
+    padding = hide_padding(list_sequences(tensors[0]), list_sequences(tensors[1]))
     call = AttentionCall(
         kernel="sdpa",
         q=q,
@@ -39,6 +40,13 @@ def read_nested_call(
         can_use_cache=False,
     )
     return call, CallAdapter(run, pad_sequences, replace_sequences)
+
+
+def hide_padding(queries: Sequence[Tensor] | Tensor, keys: Sequence[Tensor] | Tensor) -> Mask:
+    """Return the rule of sequences of queries and keys, nested or in lists: nothing sees what pads them, which sees nothing."""
+    lengths = [torch.tensor([*map(len, x.unbind() if isinstance(x, Tensor) else x)]) for x in (queries, keys)]
+    ids = [(torch.arange(int(n.max()))[None] >= n[:, None]).long() for n in lengths]
+    return Padding(lengths[1]) & Documents(*ids)
 
 
 def list_sequences(x: Tensor) -> list[Tensor]:
@@ -64,3 +72,15 @@ def replace_sequences(new: Tensor, out: Tensor) -> Tensor:
         values = torch.cat(rows, 1).transpose(0, 1)  # (tokens of all, h, d)
         jagged: Any = out.transpose(1, 2)
         return torch.nested.nested_tensor_from_jagged(values, jagged.offsets()).transpose(1, 2)
+
+
+def pad_nested(x: Tensor) -> Tensor:
+    """Return a nested tensor padded with zeros; any other as it is."""
+    return x.to_padded_tensor(0.0) if x.is_nested else x
+
+
+def nest_like(y: Tensor, x: Tensor) -> Tensor:
+    """Return a tensor (b, t, c) as a nested tensor with the lengths of x; as it is if x is not nested."""
+    if not x.is_nested:
+        return y
+    return torch.nested.as_nested_tensor([row[: len(own)] for row, own in zip(y, x.unbind(), strict=True)])

@@ -4,29 +4,39 @@ These call no attention function that could be intercepted, so queries and keys 
 """
 
 import inspect
+import math
+import sys
 from collections.abc import Callable
-from typing import Any
+from types import FrameType
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from regard.mechanism.heads import split
+from regard.map.computed_bias import drop_repeated_axes
+from regard.mechanism import attention
+from regard.mechanism.heads import join, split
 from regard.mechanism.mask_algebra import EVERYTHING, Mask
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter
 from regard.observe.interception.call_dispatch import dispatch_call
 from regard.observe.interception.forward_cache import infer_once
+from regard.observe.interception.functions.nested_tensors import hide_padding, nest_like, pad_nested
 from regard.observe.interception.functions.sdpa import SDPA, intercept_sdpa
 from regard.observe.interception.patching import AttributePatch, PatchSet
 from regard.observe.interception.plain_tensors import disable_modes, unwrap_tensor
 from regard.observe.interception.provenance import has_separate_sources
 from regard.observe.interception.thread_state import STATE
-from regard.observe.stored_calls.mask_inference import InferredRule, infer_rule
+from regard.observe.stored_calls.mask_inference import InferredRule, infer_rule, infer_table_rule
 
 FORWARD = F.multi_head_attention_forward
 ENCODER_LAYER = torch._transformer_encoder_layer_fwd
 NATIVE = torch._native_multi_head_attention
 ARGUMENTS = inspect.signature(FORWARD)
+UNREAD = (
+    "its mask has numbers that torch's fast path, which runs in inference, does not add to the scores: there each number but 0 "
+    "hides its key. With gradients, or after torch.backends.mha.set_fastpath_enabled(False), torch adds them"
+)
 
 
 def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Any:
@@ -176,14 +186,26 @@ def make_additive(mask: Tensor, q: Tensor) -> Tensor:
 
 def intercept_encoder_layer(func: Callable[..., Tensor], x: Tensor, embed: int, heads: int, *rest: Any) -> Tensor:
     """Intercept torch._transformer_encoder_layer_fwd, the fast path of a whole layer."""
-    weight, bias, _, _, _, norm_first, eps, norm_weight, norm_bias, *_ = rest
+    weight, bias, out, out_bias, uses_gelu, norm_first, eps, *weights, mask, mask_type = rest
+    norm, norm_bias, later_norm, later_bias, first, first_bias, second, second_bias = weights
+
+    def normalize(y: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        return F.layer_norm(y, (embed,), scale, shift, eps)
 
     def get_input() -> Tensor:
-        return F.layer_norm(pad_nested(x), (embed,), norm_weight, norm_bias, eps) if norm_first else pad_nested(x)
+        return normalize(pad_nested(x), norm, norm_bias) if norm_first else pad_nested(x)
 
-    result: Tensor = intercept_fast_path(
-        lambda: func(x, embed, heads, *rest), x, get_input, heads, (weight, bias), *rest[15:17]
-    )
+    def finish(context: Tensor) -> Tensor:
+        y = pad_nested(x) + F.linear(join(context), out, out_bias)
+        y = y if norm_first else normalize(y, norm, norm_bias)
+        z = F.linear(normalize(y, later_norm, later_bias) if norm_first else y, first, first_bias)
+        y = y + F.linear(F.gelu(z) if uses_gelu else F.relu(z), second, second_bias)
+        return nest_like(y if norm_first else normalize(y, later_norm, later_bias), x)
+
+    def run() -> Tensor:
+        return func(x, embed, heads, *rest)
+
+    result: Tensor = intercept_fast_path(run, x, get_input, heads, (weight, bias), (mask, mask_type), finish)
     return result
 
 
@@ -191,48 +213,124 @@ def intercept_native(
     func: Callable[..., Any], query: Tensor, key: Tensor, value: Tensor, embed: int, heads: int, *rest: Any
 ) -> Any:
     """Intercept torch._native_multi_head_attention, the fast path of nn.MultiheadAttention."""
-    weight, bias, _, _, mask, _, _, mask_type = rest
-    return intercept_fast_path(
-        lambda: func(query, key, value, embed, heads, *rest),
-        query,
-        lambda: pad_nested(query),
-        heads,
-        (weight, bias),
-        mask,
-        mask_type,
-    )
+    weight, bias, out, out_bias, mask, need_weights, _, mask_type = rest
+
+    def run() -> Any:
+        return func(query, key, value, embed, heads, *rest)
+
+    def finish(context: Tensor) -> tuple[Tensor, None]:
+        return nest_like(F.linear(join(context), out, out_bias), query), None
+
+    arguments = (weight, bias), (mask, mask_type), None if need_weights else finish
+    return intercept_fast_path(run, query, lambda: pad_nested(query), heads, *arguments)
 
 
 def intercept_fast_path(
-    run: Callable[[], Any], x: Tensor, entered: Callable[[], Tensor], heads: int, projection: Any, mask: Any, mask_type: Any
+    run: Callable[[], Any],
+    x: Tensor,
+    get_input: Callable[[], Tensor],
+    heads: int,
+    projection: tuple[Tensor, Tensor],
+    masking: tuple[Tensor | None, int | None],
+    finish: Callable[[Tensor], Any] | None,
 ) -> Any:
-    """Intercept a call of the fast path; mask_type 0 is (q, k), 1 is padding (b, k), 2 is both, (b, h, q, k)."""
-    weight, bias = projection
+    """Intercept a call of the fast path, in which every number of the mask but 0 hides a key.
+
+    The mask's type 0 is (q, k), 1 is padding (b, k), 2 is both, (b, h, q, k). `finish` makes the result of a context
+    (b, h, q, e); None where the result has weights too.
+    """
+    (weight, bias), (mask, mask_type) = projection, masking
 
     def read_call() -> tuple[AttentionCall, CallAdapter]:
-        with torch.no_grad():
-            y = unwrap_tensor(entered())
-            c = y.shape[-1]
-            q, k = (split(F.linear(y, weight[part], bias[part]), heads) for part in (slice(c), slice(c, 2 * c)))
-            rule: Mask = EVERYTHING
-            added: Tensor | None = None
-            if mask is not None:
-                shape = {0: (1, 1, *mask.shape[-2:]), 1: (mask.shape[0], 1, 1, mask.shape[-1])}.get(mask_type, mask.shape)
-                rule, _, added = infer_once(
-                    (mask,), q, k, lambda: infer_rule(make_additive(mask, q).reshape(shape), q, k), "True hides"
-                )
-            elif x.is_nested:
-                lengths = torch.tensor([len(row) for row in x.unbind()])
-                rule = infer_rule((torch.arange(k.shape[2]) < lengths.view(-1, 1, 1, 1)).to(q.device), q, k)[0]
+        needs_values = any(watcher.can_change_calls or watcher.needs_graph for watcher in STATE.watchers)
+        y = unwrap_tensor(get_input())
+        c = y.shape[-1]
+        parts = [slice(n * c, (n + 1) * c) for n in range(3 if needs_values else 2)]
+        q, k, *values = (split(F.linear(y, weight[part], bias[part]), heads) for part in parts)
+        hidden = HiddenKeys.from_mask(find_nested_padding() if x.is_nested else mask, x.is_nested or mask_type == 1, q, k)
+        unread = hidden.find_unread(q, k)
         owner = STATE.frames[-1].module.modules()
-        attention = next((m for m in owner if getattr(m, "in_proj_weight", None) is weight), None)
-        return AttentionCall(
-            kernel="fast path", q=q, k=k, mask=rule, bias=added, module=attention, is_cross=False, can_use_cache=False
-        ), CallAdapter(run)
+        call = AttentionCall(
+            kernel="fast path",
+            q=q,
+            k=k,
+            v=values[0] if values else None,
+            mask=hide_padding(x, x) if x.is_nested else hidden.rule,
+            module=next((m for m in owner if getattr(m, "in_proj_weight", None) is weight), None),
+            is_cross=False,
+            can_use_cache=False,
+            unread_bias=unread,
+            note="" if unread is None else UNREAD,
+        )
+        return call, CallAdapter(run) if finish is None or call.v is None else make_adapter(run, call, hidden, finish)
 
     return dispatch_call("fast path", run, read_call)
 
 
-def pad_nested(x: Tensor) -> Tensor:
-    """Return a nested tensor padded with zeros; any other as it is."""
-    return x.to_padded_tensor(0.0) if x.is_nested else x
+class HiddenKeys(NamedTuple):
+    """How the fast path reads a mask: the rule, the rows (b, h, q, 1) that see nothing, and the mask's own numbers.
+
+    `largest` is that of the numbers that hide and are not -inf: inf where a row that sees nothing has one, -inf without any.
+    """
+
+    rule: Mask = EVERYTHING
+    blind: Tensor | None = None
+    numbers: Tensor | None = None
+    largest: float = -math.inf
+
+    @classmethod
+    def from_mask(cls, mask: Tensor | None, is_padding: bool, q: Tensor, k: Tensor) -> "HiddenKeys":
+        """Read a mask (b, k) if it is padding, else (q, k) or (b, h, q, k); once per forward for all layers that share it."""
+        if mask is None:
+            return cls()
+        mask = mask[:, None, None] if is_padding else mask.expand(1, 1, -1, -1) if mask.dim() == 2 else mask
+        numbers = drop_repeated_axes(make_additive(mask, q))
+        return infer_once((numbers,), q, k, lambda: cls.from_numbers(numbers, q.shape[2], k.shape[2]), "numbers hide")
+
+    @classmethod
+    def from_numbers(cls, numbers: Tensor, queries: int, keys: int) -> "HiddenKeys":
+        """Read numbers with four axes."""
+        hides = numbers != 0
+        blind, is_other = hides.all(-1, keepdim=True), hides & (numbers != -torch.inf)
+        largest = float(numbers[is_other].max()) if is_other.any() else -math.inf
+        rule = infer_table_rule(~hides, queries, keys)[0]
+        return cls(rule, blind, numbers, math.inf if (blind & is_other).any() else largest)
+
+    def find_unread(self, q: Tensor, k: Tensor) -> Tensor | None:
+        """Return the numbers, if the softmax of the scores with them added has other weights than 0 where they hide."""
+        if self.largest == -math.inf:
+            return None
+        spread = 2 * float(q.norm(dim=-1).max() * k.norm(dim=-1).max()) * q.shape[-1] ** -0.5  # of scores, at most
+        smallest = math.log(torch.finfo(q.dtype).tiny) + math.log(torch.finfo(q.dtype).eps / 2)
+        return None if self.largest + spread < smallest else self.numbers
+
+
+def make_adapter(
+    run: Callable[[], Any], call: AttentionCall, hidden: HiddenKeys, finish: Callable[[Tensor], Any]
+) -> CallAdapter:
+    """Return the adapter of a call whose result does not hold its context: it is computed, or that of the last change.
+
+    Rows that see nothing are NaN, as the fast path makes them.
+    """
+    last: list[Any] = [None, None]  # what `finish` made, and of which context
+
+    def read(result: Any) -> Tensor:
+        if last[0] is not result and call.v is not None:
+            return attention(call.q, call.k, call.v, call.mask)
+        context: Tensor = last[1]
+        return context
+
+    def write(context: Tensor, _: Any) -> Any:
+        last[:] = finish(context if hidden.blind is None else context.masked_fill(hidden.blind, torch.nan)), context
+        return last[0]
+
+    return CallAdapter(run, read, write, is_reversible=False)
+
+
+def find_nested_padding() -> Tensor | None:
+    """Return the numbers (b, t) of the padding by which a running nn.TransformerEncoder nested its input; None without one."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code is not nn.TransformerEncoder.forward.__code__:
+        frame = frame.f_back
+    padding: Tensor | None = None if frame is None else frame.f_locals["src_key_padding_mask"]
+    return padding
