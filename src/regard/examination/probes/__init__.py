@@ -11,6 +11,7 @@ from regard.examination.probes import (
     future,
     gradient,
     heads,
+    inference,
     lengths,
     long_calls,
     norms,
@@ -30,7 +31,7 @@ from regard.examination.report import Checked, Finding, Unknown
 Probe = Callable[[Case], Iterator[Finding | Checked | Unknown]]
 
 ORDER = (
-    *(raises, blind, future, routed, padding, pattern, batch, lengths, order, cache),
+    *(raises, blind, future, routed, padding, pattern, inference, batch, lengths, order, cache),
     *(weights, scale, heads, roles, norms, long_calls),
     *(dropout, overflow, precision, gradient),
 )

@@ -12,6 +12,7 @@ from regard.examination.call_checks import all_checks
 from regard.examination.call_reading import bucket_reading, matrix_checks
 from regard.examination.call_reading.bias_reading import read_seen
 from regard.examination.call_reading.inner_calls import InnerCall, RecordedCalls, record_inner_calls
+from regard.examination.probes.inference import check_inference
 from regard.examination.progress import ExaminationProgress
 from regard.examination.report import Checked, Finding, Report, Unknown
 from regard.examination.whole_models import replay
@@ -77,6 +78,7 @@ def collect_results(
         yield Unknown(NO_CALL + (f" ({why})" if why else ""), TOKENS, is_required=True)
         return
     yield check_visibility(calls, expects, offset)
+    yield from check_inference(module, run)
     for what, result in all_checks.iterate_checks(calls, scale, in_model=True):
         yield result if result is not None else Unknown(f"whether {what}", evidence.ALONE, what in all_checks.REQUIRED)
     yield from bucket_reading.check_buckets(calls, module)

@@ -18,6 +18,7 @@ from regard.examination.call_checks.head_checks import mixes_tokens
 from regard.examination.call_reading import bucket_reading, log_scale, matrix_checks, table_reading
 from regard.examination.call_reading.inner_calls import InnerCall, record_inner_calls
 from regard.examination.mask_requirements import make_later_table
+from regard.examination.probes.inference import check_inference
 from regard.examination.probes.raises import report_refusal
 from regard.examination.progress import ExaminationProgress
 from regard.examination.report import Checked, Finding, Report, Unknown, Visibility
@@ -197,6 +198,7 @@ class ModelExamination:
             yield one
         if right and outputs is not None:  # with a leak, decoding with a cache differs anyway
             yield from self.check_cache(outputs)
+        yield from check_inference(self.model.module, self.model.run)
         yield from self.check_calls(seeing)
 
     def check_calls(self, seeing: RecordedLayers) -> Iterator[Finding | Checked | Unknown]:
