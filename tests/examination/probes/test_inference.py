@@ -32,7 +32,7 @@ PADS = torch.zeros(2, T).index_fill(1, torch.tensor(T - 1), 1.0)
     [
         (DISTANCES, None, "query 0 does not see token 1, to whose score the mask adds -0.5"),
         (DISTANCES + CAUSAL, None, "query 1 does not see token 0, to whose score the mask adds -0.5"),
-        (None, -3 * PADS, "of sequence 0 no query sees token 4, to whose score the mask adds -3"),
+        (None, -3 * PADS, "of sequence 0 no query does see token 4, to whose score the mask adds -3"),
         (CAUSAL, None, ""),
         (CAUSAL.clamp(-1e9), None, ""),
         (CAUSAL < 0, PADS.bool(), ""),

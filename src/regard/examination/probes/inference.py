@@ -39,11 +39,10 @@ def check_inference(module: nn.Module | None, run: Callable[[], object]) -> Iter
     for name, numbers in found[:1]:
         added = numbers.masked_fill((numbers == 0) | numbers.isnan(), -torch.inf)
         b, _, i, j = (int(n) for n in torch.unravel_index(added.argmax(), added.shape))
-        who = "no query sees" if added.shape[2] == 1 else f"query {i} does not see"
-        who = f"of sequence {b} {who}" if len(added) > 1 else who
+        who = f"of sequence {b} " * (len(added) > 1) + (f"query {i} does not" if added.shape[2] > 1 else "no query does")
         more = f" (and {len(found) - 1} more calls)" if len(found) > 1 else ""
         sentence = (
-            f"{name or 'it'}: in inference, without gradients, {who} token {j}, to whose score the mask adds "
+            f"{name or 'it'}: in inference, without gradients, {who} see token {j}, to whose score the mask adds "
             f"{float(added.max()):.4g}: torch's fast path hides each key whose number is not 0{more}"
         )
         yield Finding("wrong mask", sentence, BOOL, 2.0, "fast path", name)
