@@ -8,7 +8,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from regard.cli.image_tiles import TileLayout, crop_padding, draw_coordinates, find_layout, list_images, stitch_places
+from regard.cli.image_tiles import (
+    TileLayout,
+    crop_edges,
+    crop_padding,
+    draw_coordinates,
+    find_layout,
+    list_images,
+    stitch_places,
+)
 from regard.cli.progress_bar import show_bar
 from regard.observe import Recording, record
 from regard.observe.token_places.media import IMAGES
@@ -85,7 +93,8 @@ def record_image(reader: ImageReader, pixels: Pixels, has_graph: bool = False) -
     given, layout = prepared.inputs.get(IMAGES), prepared.layout
     images = [*prepared.tiles[: given.shape[:-3].numel() if isinstance(given, Tensor) and given.dim() > 3 else 1]]
     if layout is not None:
-        images = crop_padding(list_images(prepared.tiles, layout), recording.places, layout)
+        tiles = crop_edges(prepared.tiles, recording.places)
+        images = crop_padding(list_images(tiles, layout), recording.places, layout)
         recording.places = stitch_places(recording.places, layout)
     return SeenImage(recording, images, prepared, outcome, seconds)
 

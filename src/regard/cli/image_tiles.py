@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.observe.token_places.places import EMPTY, PatchGrid
+from regard.observe.token_places.places import EMPTY, WHOLE, PatchGrid, list_places
 from regard.show.image_input import Pixels
 
 BLUE, SLACK = 200, 8  # of pixels that are a part of the image, not of its padding; of 255
@@ -125,7 +125,7 @@ def stitch_place(place: Any, layout: TileLayout, size: tuple[int, int] | None) -
         if len(place) != layout.count or any(one.order is not None for one in place):
             return place
         tiles = PatchGrid.from_tiles([place[n] for n in layout.tiles], layout.columns)
-        return tiles if layout.whole is None else [tiles, place[layout.whole]]
+        return tiles if layout.whole is None else [tiles, replace(place[layout.whole], extent=WHOLE)]
     return spread_rows(place, layout, size) if isinstance(place, PatchGrid) and place.windows == 1 else None
 
 
@@ -145,7 +145,14 @@ def spread_rows(grid: PatchGrid, layout: TileLayout, size: tuple[int, int] | Non
     for n in range(layout.count):
         cells = tiles[layout.tiles.index(n)] if n in layout.tiles else empty
         order.append(tuple(int(cells[one]) if one != EMPTY else EMPTY for one in own))
-    return replace(grid, rows=rows, columns=columns, order=tuple(order), names=())
+    return replace(grid, rows=rows, columns=columns, order=tuple(order), names=(), extent=WHOLE)
+
+
+def crop_edges(tiles: Sequence[Pixels], places: Any) -> list[Pixels]:
+    """Return tiles without the edges on which the grids of places have no patches."""
+    extents = [one.extent for one in list_places(places) if isinstance(one, PatchGrid) and one.extent is not None]
+    _, _, bottom, right = extents[0] if extents else WHOLE
+    return [one[: round(bottom * one.shape[0]), : round(right * one.shape[1])] for one in tiles]
 
 
 def crop_padding(images: Sequence[Pixels], places: Any, layout: TileLayout) -> list[Pixels]:

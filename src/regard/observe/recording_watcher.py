@@ -69,9 +69,8 @@ class RecordingWatcher:
         self.media = None
         with suppress(Exception), disable_modes():  # places are inferred without it, or set by hand
             self.media = read_media(module, args, kwargs)
-            has_images = self.media is not None and self.media.size is not None and not self.media.tokens
-            if has_images and not STATE.mode.positions.stored:  # a mask of a text has the dimensions of an image
-                STATE.mode.positions.start(find_pixels(module, args, kwargs))
+            if self.media is not None and self.media.size is not None and not STATE.mode.positions.stored:
+                STATE.mode.positions.start(find_pixels(module, args, kwargs, is_named=self.media.tokens > 0))
 
     def may_keep_layer(self, name: str, numbers: Callable[[], Set[int | None]]) -> bool:
         """Return whether a layer is selected, or may be by its number from the end."""
@@ -94,8 +93,7 @@ class RecordingWatcher:
         """Infer the places of the tokens of the last run, unless they were set."""
         if self.recording.places is None and self.recording.runs:
             with suppress(Exception):  # a failure here must not stop the program; what needs places says that there are none
-                has_all_layers = self.selection.has_all_layers and not self.recording.missed
-                self.recording.places = infer_places(self.modules, self.recording.last, has_all_layers)
+                self.recording.places = infer_places(self.modules, self.recording.last)
 
     def handle_call(self, call: AttentionCall, adapter: CallAdapter, name: str, proceed: NextHandler) -> Any:
         """Run the call unchanged and record it; return a map in place of the weights if the caller asked for weights."""

@@ -143,7 +143,7 @@ def find_moved_layer(recording: Recording, layers: Iterable[int | str], part: st
     first: list[Place] | None = None
     for layer in layers if recording.places is not None else ():
         keys = recording.axis_places(layer, part=part)[1]
-        own = [replace(one, names=(), has_queries=True) if isinstance(one, PatchGrid) else one for one in keys]
+        own = [replace(one, names=(), has_queries=True, extent=None) if isinstance(one, PatchGrid) else one for one in keys]
         if own and first is not None and own != first:
             return layer
         first = own or first

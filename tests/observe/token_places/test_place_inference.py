@@ -158,32 +158,64 @@ class UnevenSides(nn.Module):
 @pytest.mark.parametrize(("size", "pads", "window"), [((30, 29), False, None), ((30, 29), True, 2), ((31, 16), True, None)])
 def test_sides_that_are_no_multiples_of_a_patch_are_found_padded_or_cut_off(size, pads, window):
     torch.manual_seed(0)
-    layer = Attention() if window is None else Squares("window_size", False)
+    layer = Attention() if window is None else Squares(False)
     model = Layers(UnevenSides(pads), layer).double().eval()
     pixels = torch.randn(1, 3, *size, dtype=torch.float64)
     before = run(model, {"pixels": pixels})
     (grid,) = before.axis_places(0)[1]
     (name,) = before.layers()
     assert (grid.rows, grid.columns) == tuple(-(-side // 4) if pads else side // 4 for side in size)
-    for row, column in ((0, 0), (1, 3), (grid.rows - 1, grid.columns - 1)):
-        after = run(model, {"pixels": change_pixel(pixels, 4 * row, 4 * column)})
-        _, token = found = grid.find_token(row, column, before[name][0].map.shape[3])
-        assert find_changed_keys(before, after, name) == {found if window is not None else (0, token)}
+    top, left, bottom, right = grid.extent
+    for pixel in ((0, 0), (5, 13), (size[0] - 1, size[1] - 1)):
+        after = run(model, {"pixels": change_pixel(pixels, *pixel)})
+        row = int(((pixel[0] + 0.5) / size[0] - top) / (bottom - top) * grid.rows)
+        column = int(((pixel[1] + 0.5) / size[1] - left) / (right - left) * grid.columns)
+        is_cut = row >= grid.rows or column >= grid.columns
+        expected = set() if is_cut else {grid.find_token(row, column, before[name][0].map.shape[3])}
+        assert find_changed_keys(before, after, name) == expected
 
 
-def test_patches_that_look_at_other_tokens_keep_their_places():
+@pytest.mark.parametrize(("images", "prompts"), [(1, 1), (1, 3), (2, 2)])
+def test_patches_that_look_at_other_tokens_keep_their_places(images, prompts):
     torch.manual_seed(0)
     sizes = {"image_size": 32, "patch_size": 4, "output_channels": 8, "num_pos_feats": 4}
     vision = {**SMALL, **sizes, "global_attn_indexes": [0, 1]}
-    prompts = {"hidden_size": 8, "image_size": 32, "patch_size": 4, "mask_input_channels": 4}
+    prompt = {"hidden_size": 8, "image_size": 32, "patch_size": 4, "mask_input_channels": 4}
     decoder = {"hidden_size": 8, "num_attention_heads": 2, "mlp_dim": 16, "iou_head_hidden_dim": 8}
-    config = SamConfig(vision_config=vision, prompt_encoder_config=prompts, mask_decoder_config=decoder)
-    given = {"pixel_values": torch.randn(1, 3, 32, 32), "input_points": torch.rand(1, 1, 2, 2)}
+    config = SamConfig(vision_config=vision, prompt_encoder_config=prompt, mask_decoder_config=decoder)
+    given = {"pixel_values": torch.randn(images, 3, 32, 32), "input_points": torch.rand(images, prompts, 2, 2)}
     recording = run(SamModel(config).eval(), given)
     layers = [call.name for call in recording.calls if call.name.endswith("token_to_image")]
     assert len(layers) == 3
     for layer in layers:
+        assert recording.map(layer, kind="cross").shape[0] == images * prompts
         assert recording.axis_places(layer, kind="cross") == ([], [PatchGrid(8, 8, 0)])
+
+
+@pytest.mark.parametrize(
+    "repeat",
+    [
+        lambda x: x.repeat_interleave(3, 0),
+        lambda x: x[:, None].expand(-1, 3, -1, -1).flatten(0, 1),
+        lambda x: x.repeat(3, 1, 1),
+    ],
+)
+def test_the_rows_of_a_decoder_that_repeats_its_images_are_the_patches_whose_keys_move(repeat):
+    class Prompted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cut, self.key, self.query = nn.Conv2d(3, 8, 4, 4), nn.Linear(8, 8), nn.Parameter(torch.randn(1, 5, 8))
+
+        def forward(self, pixel_values):
+            x = self.key(repeat(self.cut(pixel_values).flatten(2).mT))
+            return F.scaled_dot_product_attention(self.query.expand(len(x), 1, 5, 8), x[:, None], x[:, None])
+
+    torch.manual_seed(0)
+    model, pixels = Prompted().eval(), torch.randn(2, 3, 12, 20)
+    before, after = (run(model, {"pixel_values": one}) for one in (pixels, change_patch(pixels, 1, 3)))
+    (grid,) = before.axis_places(0, before.calls[0].kind)[1]
+    assert (grid.rows, grid.columns) == (3, 5)
+    assert find_changed_keys(before, after, "") == {(row, grid.find_token(1, 3, 15)[1]) for row in range(6)}
 
 
 def test_the_padded_windows_of_sam_are_found_too():
@@ -611,10 +643,9 @@ def test_segformer_has_places_for_the_keys_that_it_pools():
 class Squares(nn.Module):
     """Attention in squares of 2 x 2 tokens; or of their queries that are the same in all of them, as in GCViT."""
 
-    def __init__(self, attribute, is_global):
+    def __init__(self, is_global):
         super().__init__()
         self.attend, self.is_global = nn.MultiheadAttention(8, 2, batch_first=True), is_global
-        setattr(self, attribute, 2)
 
     def forward(self, x, sides=(4, 4)):
         x = F.pad(x.unflatten(1, sides), (0, 0, 0, sides[1] % 2, 0, sides[0] % 2))  # with whole squares
@@ -623,14 +654,12 @@ class Squares(nn.Module):
         return self.attend(q, x, x)[0]
 
 
-@pytest.mark.parametrize("attribute", ["block_size", "window_size"])
-def test_squares_of_tokens_are_windows_unless_their_queries_are_of_all(attribute):
+@pytest.mark.parametrize("is_global", [False, True])
+def test_squares_of_tokens_are_windows_and_their_queries_patches_unless_they_are_of_all(is_global):
     torch.manual_seed(0)
-    model = Layers(find_stem("strided"), Squares(attribute, False))
-    before = check_moved_keys(model, [("layers.0.attend", "self", 0)], (16, 16))
-    assert before.axis_places(0)[1][0].windows == 4
-    other = Layers(find_stem("strided"), Squares(attribute, True)).eval()
-    assert run(other, {"pixels": torch.randn(1, 3, 16, 16)}).places is None
+    model = Layers(find_stem("strided"), Squares(is_global))
+    (grid,) = check_moved_keys(model, [("layers.0.attend", "self", 0)], (16, 16)).axis_places(0)[1]
+    assert (grid.windows, grid.has_queries) == (4, not is_global)
 
 
 def test_a_generation_that_writes_the_token_of_an_image_keeps_the_places_of_its_prompt():

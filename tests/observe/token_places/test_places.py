@@ -56,6 +56,7 @@ def test_a_patch_outside_the_grid_is_refused(patch):
     [
         (lambda: PatchGrid(0, 5), "rows"),
         (lambda: PatchGrid(2, 2, start=-1), "start"),
+        (lambda: PatchGrid(2, 2, extent=(0, 0, 0, 1)), "extent must be top, left, bottom and right"),
         (lambda: PatchGrid(2, 2, order=[0, 1, 2, 2]), "each of the 4 patches once"),
         (lambda: PatchGrid(2, 2, order=[[0, 1, 2], [3]]), "windows of one length"),
         (lambda: PatchGrid.from_blocks(3, 4, 2), "divide both sides"),
@@ -102,9 +103,10 @@ def test_places_are_set_by_hand_in_one_line_and_stay_in_a_file(tmp_path):
 
 @pytest.mark.parametrize(("has_keys", "written"), [(True, None), (False, False)])
 def test_earlier_code_reads_a_grid_of_keys(has_keys, written):
-    grid = PatchGrid(2, 3, 0, has_keys=has_keys)
+    grid = PatchGrid(2, 3, 0, has_keys=has_keys, extent=(0, 0, 1, 1) if has_keys else (0, -0.1, 0.9, 1.2))
     found = serialize_places(grid)
     assert found.get("has_keys") is written  # which earlier code has no argument for
+    assert ("extent" in found) is not has_keys
     assert deserialize_places(found) == grid
 
 

@@ -119,6 +119,7 @@ class ThreadState(threading.local):
         self.compiled_frame: tuple[int, Any] | None = None  # torch_compile.py: id of the running frame, its exit stack
         self.compiled_call: Any = None  # torch_compile.py: the CompiledCall that runs
         self.is_cross: bool | None = None  # torch_modules.py: whether the next kernel call is cross attention, if known
+        self.sequences: tuple[Tensor, ...] = ()  # torch_modules.py: (b, t, c), whose projections its queries and keys are
         self.parent_rows = WeakTensorKeyDictionary()  # beam_rows.py: keys of a decoder: each row's parent in the previous step
 
     @property

@@ -44,11 +44,6 @@ class Selection:
         return cls(numbers, paths, None if kept is None else [check_integer("a head", one) for one in kept])
 
     @property
-    def has_all_layers(self) -> bool:
-        """Whether all layers are selected."""
-        return self.numbers is None and not self.paths
-
-    @property
     def counts_from_end(self) -> bool:
         """Whether a layer is selected by a number below 0: which one that is shows only once all layers have run."""
         return any(number < 0 for number in self.numbers or ())

@@ -27,7 +27,6 @@ class Media:
     tokens: int = 0  # tokens of the text; 0 if there is none, or if its rows have their images at different places
     rows: int = 1  # batch rows of the text
     sound: str | None = None  # the argument that is sound
-    lengths: tuple[int, ...] = ()  # tokens of other sequences among the arguments, such as a prompt
     original_sizes: tuple[tuple[int, int], ...] = ()  # height and width of each image before it was cut into tiles
 
 
@@ -44,17 +43,19 @@ def read_media(module: nn.Module, args: Any, kwargs: Any) -> Media | None:
         return Media(len(grids), None, 3, grids, *text)
     if pixels is not None and pixels.dim() >= 4:
         size = int(pixels.shape[-2]), int(pixels.shape[-1])
-        lengths = measure_sequences([one for one in arguments.values() if one is not pixels], size)
         sizes = read_original_sizes(arguments.get(ORIGINAL_SIZES))
         channels = int(pixels.shape[-3])
-        return Media(int(pixels.shape[:-3].numel()), size, channels, (), *text, lengths=lengths, original_sizes=sizes)
+        return Media(int(pixels.shape[:-3].numel()), size, channels, (), *text, original_sizes=sizes)
     return Media(0, None, 3, (), *text) if text[0] else None
 
 
-def find_pixels(module: nn.Module, args: Any, kwargs: Any) -> Tensor | None:
-    """Return the images (..., c, height, width) among the arguments of a module's forward; None if there are none."""
+def find_pixels(module: nn.Module, args: Any, kwargs: Any, is_named: bool) -> Tensor | None:
+    """Return the images (..., c, height, width) among the arguments of a module's forward; None if there are none.
+
+    Beside a text only an argument with their name counts: a mask of the text may have the dimensions of an image.
+    """
     arguments = bind_arguments(module, args, kwargs)
-    pixels = find_images(arguments)
+    pixels = find_images({IMAGES: arguments.get(IMAGES)} if is_named else arguments)
     return pixels if pixels is not None and pixels.dim() >= 4 else None
 
 
@@ -78,20 +79,6 @@ def bind_arguments(module: nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
     except (TypeError, ValueError):  # a forward without a signature
         names = []
     return {**{str(n): value for n, value in enumerate(args)}, **dict(zip(names, args, strict=False)), **kwargs}
-
-
-def measure_sequences(values: Any, size: tuple[int, int]) -> tuple[int, ...]:
-    """Return the number of tokens of each tensor (b, t, ...) among values, and among the lists that they hold.
-
-    A tensor (b, height, width) of the size of the images is a mask of their pixels.
-    """
-    found: list[int] = []
-    for value in values:
-        if isinstance(value, Tensor) and value.dim() in (2, 3) and not value.is_nested and value.shape[1:] != size:
-            found.append(int(value.shape[1]))
-        elif isinstance(value, (list, tuple)):
-            found.extend(measure_sequences(value, size))
-    return tuple(dict.fromkeys(found))
 
 
 def find_images(arguments: dict[str, Any]) -> Tensor | None:

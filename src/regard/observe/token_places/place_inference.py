@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -31,11 +32,8 @@ LEARNED_QUERIES = ("perceiver", "resampler", "qformer")  # in names of classes: 
 RATE, WHISPER_SECONDS = 16_000, 0.02  # samples a second of the models of sound in transformers; a frame of Whisper's encoder
 
 
-def infer_places(modules: Mapping[str, nn.Module], run: Run, has_all_layers: bool = True) -> Any:
-    """Return the places of the tokens of a run, as `recording.places` holds them; None if nothing is known.
-
-    If not all layers were recorded, less is proven.
-    """
+def infer_places(modules: Mapping[str, nn.Module], run: Run) -> Any:
+    """Return the places of the tokens of a run, as `recording.places` holds them; None if nothing is known."""
     media = run.media
     if media is None:
         return None
@@ -43,21 +41,24 @@ def infer_places(modules: Mapping[str, nn.Module], run: Run, has_all_layers: boo
     config = getattr(modules[""], "config", None)
     if media.sound:
         return find_sound(config, media, layers) or None
-    found = find_images(modules, media, layers, find_first_calls(run), has_all_layers)
+    found = find_images(modules, media, layers, find_first_calls(run))
     names, _ = Tower(modules, "", 0, 0).special_tokens
     for name, grid in find_followed_grids(run.positions, media).items():
+        if media.tokens and (grid is None or name in found):  # of several images beside words more is known than positions
+            continue
         if grid is None:
             found.pop(name, None)
         elif not has_same_patches(found.get(name), grid):
             found[name] = replace(grid, names=tuple(names)) if names and grid.start == len(names) else grid
+        elif grid.extent is not None:
+            found[name] = replace(found[name], extent=grid.extent)
     return shorten_names(found, layers) or None
 
 
 def has_same_patches(found: Any, grid: PatchGrid) -> bool:
-    """Return whether a place is a grid of the same patches, whatever the names of its tokens and its queries."""
-    if not isinstance(found, PatchGrid):
-        return False
-    return (found.rows, found.columns, found.start, found.order) == (grid.rows, grid.columns, grid.start, grid.order)
+    """Return whether a place is a grid of the same patches as keys, whatever the names of its tokens and its queries."""
+    of_keys = (grid.rows, grid.columns, grid.start, grid.order, grid.has_keys)
+    return isinstance(found, PatchGrid) and (found.rows, found.columns, found.start, found.order, found.has_keys) == of_keys
 
 
 def measure_layers(run: Run) -> dict[tuple[str, str], Sizes]:
@@ -109,9 +110,7 @@ def place_frames(frames: AudioFrames, layers: Mapping[tuple[str, str], Sizes]) -
     return {**({"encoder": frames} if encoder else {}), **({CROSS: frames} if cross else {})}
 
 
-def find_images(
-    modules: Mapping[str, nn.Module], media: Media, layers: Mapping[tuple[str, str], Sizes], calls: Calls, has_all_layers: bool
-) -> Found:
+def find_images(modules: Mapping[str, nn.Module], media: Media, layers: Mapping[tuple[str, str], Sizes], calls: Calls) -> Found:
     """Return the grids of the layers that read images, and of the words among which the images stand."""
     config = getattr(modules[""], "config", None)
     if getattr(config, SHUFFLING, None) is not None:
@@ -126,27 +125,24 @@ def find_images(
     tower = find_tower(modules, media, {name for name, _ in layers})
     if tower is None:
         return {}
-    found = find_tower_grids(tower, media, layers, calls, has_all_layers)
+    found = find_tower_grids(tower, media, layers, calls)
     own = {name for name, _ in layers if tower.has_layer(name)}
     tiled = find_unpadded_tiles(config, media, (tower.rows, tower.columns))
     if tiled:
         return found | place_words(media, layers, own, tiled)
-    return found | find_image_words(media, layers, own, find_merged_sizes(config, modules, media, tower))
+    found |= find_image_words(media, layers, own, find_merged_sizes(config, modules, media, tower))
+    move = partial(replace, extent=tower.extent)
+    return {name: [*map(move, one)] if isinstance(one, list) else move(one) for name, one in found.items()}
 
 
-def find_tower_grids(
-    tower: Tower, media: Media, layers: Mapping[tuple[str, str], Sizes], calls: Calls, has_all_layers: bool
-) -> Found:
+def find_tower_grids(tower: Tower, media: Media, layers: Mapping[tuple[str, str], Sizes], calls: Calls) -> Found:
     """Return the grid of each layer of a tower, and of each layer of cross attention to its patches.
 
-    Keys of cross attention that are as many as the tokens of a prompt, or as what an earlier layer's queries made of the
-    patches (all but a class token), may be these. Patches that look at other tokens remain patches.
+    Keys of cross attention that are as many as the tokens of a text, or as what an earlier layer's queries made of the patches
+    (all but a class token), may be these. Patches that look at other tokens remain patches.
     """
     found: Found = {}
-    others = set(media.lengths)
-    windows = find_all_windows(tower, media, layers, calls)
-    is_plain = has_all_layers and has_plain_stages(tower, media, layers, windows)
-    stages = tower.list_stages(media, layers) if is_plain else {}
+    others = {media.tokens}
     for (name, kind), sizes in layers.items():
         grid = None
         if kind == CROSS:
@@ -155,42 +151,14 @@ def find_tower_grids(
             tiles = tower.find_tiles(sizes[2], media.images // max(sizes[0], 1)) if grid is None else []
             if tiles and sizes[2] not in others:
                 found[name] = tiles
-        elif (name, kind) in windows:
-            grid = windows[name, kind]
-        elif tower.has_layer(name) and sizes[0] == media.images:
+        elif tower.has_layer(name) and sizes[0] == media.images and sizes[1] == sizes[2]:
             q, k = calls.get((name, kind), (None, None))
             is_one_call = k is None or k.shape[2] == sizes[2]
-            sides = stages.get(name, set())
-            if is_one_call and (q is None or k is None or not tower.attends_over_channels(name, q.shape[1], k, sides)):
-                grid = tower.find_key_grid(name, *sizes[1:], sides)
+            if is_one_call and (q is None or k is None or not tower.attends_over_channels(name, q.shape[1], k)):
+                grid = tower.find_grid(sizes[2])
         if grid is not None:
             found[name] = grid
     return found
-
-
-def find_all_windows(
-    tower: Tower, media: Media, layers: Mapping[tuple[str, str], Sizes], calls: Calls
-) -> dict[tuple[str, str], PatchGrid]:
-    """Return the grid of each layer of a tower whose batch rows are windows with queries of their own, by its path and kind."""
-    found = {}
-    for (name, kind), sizes in layers.items():
-        if kind == "self" and tower.has_layer(name) and sizes[1] == sizes[2]:
-            q, k = calls[name, kind]
-            grid = tower.find_windows(name, k, media.images)
-            is_global = grid is not None and grid.windows > 1 and bool((q[: grid.windows] == q[:1]).all())  # of all windows
-            if grid is not None and not is_global:
-                found[name, kind] = grid
-    return found
-
-
-def has_plain_stages(tower: Tower, media: Media, layers: Mapping[tuple[str, str], Sizes], windows: Any) -> bool:
-    """Return whether a tower reads images alone, and regroups its tokens nowhere but in known windows.
-
-    Elsewhere their order may remain another than row by row, as in Hiera, or queries may be as many as patches.
-    """
-    inside = {layer: sizes for layer, sizes in layers.items() if tower.has_layer(layer[0])}
-    is_alone = not media.lengths and not media.tokens and not any(kind == CROSS for _, kind in layers)
-    return is_alone and all(sizes[0] == media.images or layer in windows for layer, sizes in inside.items())
 
 
 def shorten_names(found: Found, layers: Mapping[tuple[str, str], Sizes]) -> Found:

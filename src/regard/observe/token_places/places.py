@@ -16,7 +16,9 @@ MAX_SPECIAL_TOKENS = 16  # before the patches, where `start` is not given: a cla
 CROSS = "cross"  # the name in `recording.places` of all cross attention: of its keys, or of its queries without has_keys
 HINT = "Set recording.places = regard.PatchGrid(rows, columns, start=number of the first patch)."
 EMPTY = -1  # the patch of a token that is none
+WHOLE = (0.0, 0.0, 1.0, 1.0)  # top, left, bottom and right of all of an image
 MAX_SIDE, MAX_TOKENS = 4096, 2**27  # patches along a side of a grid; tokens of an axis
+ADDED = {"has_keys": True, "extent": WHOLE}  # fields that earlier code does not read, as they usually are
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,10 @@ class PatchGrid:
     others, such as a class token and registers. `order` states another order: the patch of each token, row * columns + column,
     or -1 for padding; of windows that are batch rows of the map, one such list each. `names` are those of the tokens before the
     patches. Without has_queries the queries of self-attention are other tokens, as where keys are pooled; without has_keys the
-    grid is of the queries alone, as of cross attention to the words of a prompt. Raises ConfigError if these do not fit.
+    grid is of the queries alone, as of cross attention to the words of a prompt. `extent` is where the grid lies in the image
+    that the model read: its top, left, bottom and right as shares of the height and width, by default all of it; a bottom of
+    0.9 is of edges that were cut off, one of 1.1 of edges that were padded, and None is not known. Raises ConfigError if these
+    do not fit.
     """
 
     rows: int
@@ -37,6 +42,7 @@ class PatchGrid:
     names: tuple[str, ...] = ()
     has_queries: bool = field(default=True, kw_only=True)
     has_keys: bool = field(default=True, kw_only=True)
+    extent: tuple[float, float, float, float] | None = field(default=WHOLE, kw_only=True)
 
     def __post_init__(self) -> None:
         check_sides(self.rows, self.columns)
@@ -46,6 +52,8 @@ class PatchGrid:
         if not check_flag("has_keys", self.has_keys) and not self.has_queries:
             raise ConfigError("a grid must be of queries or of keys: leave out has_queries=False or has_keys=False.")
         object.__setattr__(self, "names", tuple(map(str, check_sequence("names", self.names))))
+        if self.extent is not None:
+            object.__setattr__(self, "extent", check_extent(self.extent))
         if self.order is not None:
             object.__setattr__(self, "order", check_order(self.order, self.rows * self.columns))
 
@@ -148,6 +156,14 @@ def check_sides(rows: int, columns: int) -> None:
     """Raise ConfigError unless both sides of a grid are from 1 to MAX_SIDE."""
     for name, side in (("rows", rows), ("columns", columns)):
         check_count(name, side, most=MAX_SIDE)
+
+
+def check_extent(extent: Any) -> tuple[float, ...]:
+    """Return an extent as four numbers. Raises ConfigError unless its bottom and right are beyond its top and left."""
+    found = tuple(round(check_number("a number of extent", one), 6) for one in check_sequence("extent", extent))
+    if len(found) != 4 or not (found[0] < found[2] and found[1] < found[3]) or max(map(abs, found)) > MAX_SIDE:
+        raise ConfigError(f"extent must be top, left, bottom and right as shares of an image, got {describe_value(extent)}.")
+    return found
 
 
 def check_tiles(tiles: Any, columns: int) -> list[PatchGrid]:
@@ -257,6 +273,16 @@ def is_name_of(one: str, kind: str, name: str) -> bool:
     return one in ("", name) or (one != CROSS and f".{one}." in f".{name}.")
 
 
+def require_extent(grid: PatchGrid) -> tuple[float, float, float, float]:
+    """Return where a grid lies in its image. Raises ConfigError if that is not known."""
+    if grid.extent is None:
+        raise ConfigError(
+            f"where the {grid.rows} x {grid.columns} patches lie in the image is not known: its sides are no multiples. "
+            "Set recording.places = regard.PatchGrid(rows, columns, extent=(top, left, bottom, right)), in shares of the image."
+        )
+    return grid.extent
+
+
 def describe_wordless_tokens(places: Sequence[Place], size: int) -> str | None:
     """Return what all tokens of an axis are where they have no text, patches or frames of sound; None where they may have."""
     if any(isinstance(one, AudioFrames) for one in places):
@@ -275,7 +301,7 @@ def serialize_places(places: Places | None) -> Any:
         return [serialize_places(one) for one in places]
     if places is None:
         return None
-    fields = {name: value for name, value in vars(places).items() if name != "has_keys" or not value}  # earlier code has none
+    fields = {name: value for name, value in vars(places).items() if name not in ADDED or value != ADDED[name]}
     return {"class": type(places).__name__, **fields}
 
 

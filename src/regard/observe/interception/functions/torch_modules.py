@@ -7,6 +7,7 @@ import inspect
 import math
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -41,6 +42,8 @@ UNREAD = (
 
 def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Any:
     """Replace the function of this name for torch's own modules, which look it up by name."""
+    for x, heads in zip(STATE.sequences, args, strict=False):
+        follow_tokens(x, heads)
     return intercept_sdpa(SDPA, *args, **kwargs)
 
 
@@ -79,17 +82,17 @@ def intercept_multi_head(func: Callable[..., Any], query: Tensor, key: Tensor, v
     """
 
     def run() -> Any:
-        return func(query, key, value, *args, **kwargs)
+        return run_and_follow(lambda: func(query, key, value, *args, **kwargs), query)
 
     if not STATE.is_active:
-        return run()
+        return func(query, key, value, *args, **kwargs)
     asked = ARGUMENTS.bind_partial(query, key, value, *args, **kwargs)
     asked.apply_defaults()
     given = asked.arguments
     with disable_modes():
         crosses = not is_same_tensor(query, key) and has_separate_inputs(query, key)
     if not given["need_weights"]:
-        return call_with_patches(run, crosses)
+        return call_with_patches(run, crosses, tuple(x.transpose(0, 1) for x in (query, key) if query.dim() == 3))
 
     def read_call() -> tuple[AttentionCall, CallAdapter]:
         return read_multi_head(
@@ -104,19 +107,22 @@ def read_multi_head(run: Callable[[], Any], arguments: dict[str, Any], crosses: 
     with torch.no_grad():
         q, k = project_queries_and_keys(arguments)
         both = arguments["attn_mask"], arguments["key_padding_mask"]
+        for x, heads in ((arguments["query"], q), (arguments["key"], k)):
+            follow_tokens(x.transpose(0, 1), heads)
         mask, _, bias = infer_once(both, q, k, lambda: infer_masks(*both, q, k), "True hides")
     call = AttentionCall(kernel="multi head", q=q, k=k, mask=mask, bias=bias, is_cross=crosses, can_use_cache=False)
     return call, CallAdapter(run)
 
 
-def call_with_patches(run: Callable[[], Any], crosses: bool) -> Any:
-    """Run the call with patched names; pass on to the kernel call inside it whether it is cross attention."""
-    before, STATE.is_cross = STATE.is_cross, crosses
+def call_with_patches(run: Callable[[], Any], crosses: bool, sequences: tuple[Tensor, ...]) -> Any:
+    """Run the call with patched names; pass on to the kernel call in it whether it is cross, and q and k before projection."""
+    before = STATE.is_cross, STATE.sequences
+    STATE.is_cross, STATE.sequences = crosses, sequences
     try:
         with TORCH_PATCHES:
             return run()
     finally:
-        STATE.is_cross = before
+        STATE.is_cross, STATE.sequences = before
 
 
 def is_same_tensor(query: Tensor, key: Tensor) -> bool:
@@ -202,27 +208,20 @@ def intercept_encoder_layer(func: Callable[..., Tensor], x: Tensor, embed: int, 
         y = y + F.linear(F.gelu(z) if uses_gelu else F.relu(z), second, second_bias)
         return nest_like(y if norm_first else normalize(y, later_norm, later_bias), x)
 
-    def run() -> Tensor:
-        return func(x, embed, heads, *rest)
-
-    result: Tensor = intercept_fast_path(run, x, get_input, heads, (weight, bias), (mask, mask_type), finish)
+    arguments = x, get_input, heads, (weight, bias), (mask, mask_type), finish
+    result: Tensor = intercept_fast_path(lambda: func(x, embed, heads, *rest), *arguments)
     return result
 
 
-def intercept_native(
-    func: Callable[..., Any], query: Tensor, key: Tensor, value: Tensor, embed: int, heads: int, *rest: Any
-) -> Any:
+def intercept_native(func: Callable[..., Any], query: Tensor, key: Tensor, value: Tensor, *given: Any) -> Any:
     """Intercept torch._native_multi_head_attention, the fast path of nn.MultiheadAttention."""
-    weight, bias, out, out_bias, mask, need_weights, _, mask_type = rest
-
-    def run() -> Any:
-        return func(query, key, value, embed, heads, *rest)
+    _, heads, weight, bias, out, out_bias, mask, need_weights, _, mask_type = given
 
     def finish(context: Tensor) -> tuple[Tensor, None]:
         return nest_like(F.linear(join(context), out, out_bias), query), None
 
-    arguments = (weight, bias), (mask, mask_type), None if need_weights else finish
-    return intercept_fast_path(run, query, lambda: pad_nested(query), heads, *arguments)
+    arguments = lambda: pad_nested(query), heads, (weight, bias), (mask, mask_type), None if need_weights else finish
+    return intercept_fast_path(lambda: func(query, key, value, *given), query, *arguments)
 
 
 def intercept_fast_path(
@@ -247,6 +246,7 @@ def intercept_fast_path(
         c = y.shape[-1]
         parts = [slice(n * c, (n + 1) * c) for n in range(3 if needs_values else 2)]
         q, k, *values = (split(F.linear(y, weight[part], bias[part]), heads) for part in parts)
+        follow_tokens(x, q, k)
         hidden = HiddenKeys.from_mask(find_nested_padding() if x.is_nested else mask, x.is_nested or mask_type == 1, q, k)
         unread = hidden.find_unread(q, k)
         owner = STATE.frames[-1].module.modules()
@@ -262,9 +262,25 @@ def intercept_fast_path(
             unread_bias=unread,
             note="" if unread is None else UNREAD,
         )
-        return call, CallAdapter(run) if finish is None or call.v is None else make_adapter(run, call, hidden, finish)
+        runs = partial(run_and_follow, run, x)
+        if finish is None or not values:
+            return call, CallAdapter(runs)
+        return call, make_adapter(runs, lambda: attention(q, k, values[0], call.mask), hidden.blind, finish)
 
     return dispatch_call("fast path", run, read_call)
+
+
+def run_and_follow(run: Callable[[], Any], x: Tensor) -> Any:
+    """Run a call of the fast path and return its result, of which every token is made where its query was."""
+    result = run()
+    follow_tokens(x, result[0] if isinstance(result, tuple) else result)
+    return result
+
+
+def follow_tokens(x: Tensor, *results: Tensor) -> None:
+    """Follow the positions of pixels from tokens x (b, t, c) to what was made of each of them."""
+    if STATE.mode is not None and STATE.mode.positions.stored and x.dim() == 3 and not x.is_nested:
+        STATE.mode.follow_positions(STATE.mode.positions.follow_tokens, x, *results)
 
 
 class HiddenKeys(NamedTuple):
@@ -306,22 +322,19 @@ class HiddenKeys(NamedTuple):
 
 
 def make_adapter(
-    run: Callable[[], Any], call: AttentionCall, hidden: HiddenKeys, finish: Callable[[Tensor], Any]
+    run: Callable[[], Any], attend: Callable[[], Tensor], blind: Tensor | None, finish: Callable[[Tensor], Any]
 ) -> CallAdapter:
     """Return the adapter of a call whose result does not hold its context: it is computed, or that of the last change.
 
-    Rows that see nothing are NaN, as the fast path makes them.
+    Rows that see nothing (`blind`) are NaN, as the fast path makes them.
     """
     last: list[Any] = [None, None]  # what `finish` made, and of which context
 
     def read(result: Any) -> Tensor:
-        if last[0] is not result and call.v is not None:
-            return attention(call.q, call.k, call.v, call.mask)
-        context: Tensor = last[1]
-        return context
+        return last[1] if last[0] is result else attend()
 
     def write(context: Tensor, _: Any) -> Any:
-        last[:] = finish(context if hidden.blind is None else context.masked_fill(hidden.blind, torch.nan)), context
+        last[:] = finish(context if blind is None else context.masked_fill(blind, torch.nan)), context
         return last[0]
 
     return CallAdapter(run, read, write, is_reversible=False)

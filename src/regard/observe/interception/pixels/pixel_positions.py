@@ -36,7 +36,7 @@ from regard.observe.interception.provenance import FRESH, is_in_place
 from regard.observe.interception.tensor_arguments import PLAIN, find_tensors, list_entries
 
 LAYOUTS = 256  # of views, cached in a forward
-MAX_PIXELS = 2**20  # of all images of a forward: the positions of more are not followed, which take 16 bytes each
+MAX_PIXELS = 2**22  # of all images of a forward: the positions of more are not followed, which take 16 bytes each
 REDUCES = {"mean", "sum", "amax", "amin", "max"}  # over dimensions that are given
 MIXING = {Role.PRODUCT, Role.DISTANCE, Role.SUM, Role.CONVOLUTION, Role.ONE_HOT, Role.SOFTMAX, Role.LOG_SOFTMAX}
 REORDERS = re.compile("scatter|sort|cum|fft|linalg|sample|shuffle")  # functions of one shape that are not of each entry
@@ -200,6 +200,14 @@ class PixelPositions:
         """Store the positions of y, which is x in another shape."""
         if not self.has(y) and (positions := self.find(x)) is not None:
             self.put_copy(x, positions, y)
+
+    def follow_tokens(self, x: Tensor, *results: Tensor) -> None:
+        """Store the positions of what was made of each of the tokens x (b, t, c): vectors (b, t, c) or heads (b, h, t, d)."""
+        positions = self.find(x)
+        if positions is not None:
+            tokens = average(positions, -1, True)
+            for y in results:
+                self.put(y, tokens if y.dim() == 3 else tokens[:, None])
 
     def follow_call(self, call: AttentionCall, adapter: CallAdapter, result: Any) -> None:
         """Store the positions of the result of a call of attention: those of its queries."""
