@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -29,6 +31,22 @@ def test_the_weights_lie_on_the_patches_of_the_image():
         assert (mark.get_x(), mark.get_y(), mark.get_width(), mark.get_height()) == (24, 18, 6, 6)
     assert over.get_title(loc="left") == "layer 1, head 2: patch 3,4"
     assert "class token" in over.get_xlabel()
+
+
+def test_edges_that_the_model_cut_off_stay_uncolored_at_any_size_of_the_image():
+    recording = vit()[0]
+    places = {name: replace(grid, extent=(0, 0, 15 / 17, 21 / 23)) for name, grid in recording.places.items()}
+    drawn = draw_image_overlay(replace(recording, places=places), np.full((34, 46, 3), 90, np.uint8), 1, 2, query=(3, 4))
+    over = drawn.axes[1]
+    picture, colors = list_images(over)
+    assert picture.get_extent() == [0, 46, 34, 0]
+    assert np.allclose(colors.get_extent(), [0, 42, 30, 0], atol=1e-3)
+    assert (over.get_xlim(), over.get_ylim()) == ((0, 46), (34, 0))
+    (mark,) = [one for one in over.patches if isinstance(one, Rectangle)]
+    assert np.allclose((mark.get_x(), mark.get_y(), mark.get_width(), mark.get_height()), (24, 18, 6, 6), atol=1e-3)
+    unknown = {name: replace(grid, extent=None) for name, grid in places.items()}
+    with pytest.raises(ConfigError, match=r"where the 5 x 7 patches lie .* extent="):
+        draw_image_overlay(replace(recording, places=unknown), IMAGE, 1, 2)
 
 
 def test_the_pull_has_a_scale_with_a_sign():

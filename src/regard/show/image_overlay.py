@@ -13,6 +13,7 @@ from matplotlib.patches import Rectangle
 from regard.errors import ConfigError
 from regard.observe import Recording
 from regard.observe.attribution import Attribution
+from regard.observe.token_places.places import WHOLE, require_extent
 from regard.show.color_scale import ColorScale, LinearScale, Log, Signed
 from regard.show.figure import COLORMAP, FAINT, SIGNED_COLORMAP, TEXT_SIZE, Array, Picture
 from regard.show.image_input import Pixels, load_image
@@ -53,8 +54,8 @@ def draw_image_overlay(
     the last whose keys are patches. query is the number of a token, or the (row, column) of a patch, which is outlined; by
     default the class token, the middle patch, or the last word of a text; of a list each has a panel. of="rollout" draws the
     rollout up to the layer, an Attribution the pull of its number. number is that of the image where the model read several,
-    row the batch row. Patches that the query does not see stay uncolored. Raises ConfigError if the patches are not known: set
-    recording.places.
+    row the batch row. Patches that the query does not see stay uncolored, as edges do that the model cut off. Raises
+    ConfigError if the patches, or where they lie in the image, are not known: set recording.places.
     """
     pixels = load_image(image)
     heads = [head] if head is None or isinstance(head, int) else list(head)
@@ -107,8 +108,9 @@ def draw_panels(pixels: Pixels, plain: Panel, found: Sequence[Panel], scale: Col
         axes = figure.add_axes((x / size[0], y / size[1], SIDE / size[0], tall / size[1]))
         draw_pixels(axes, pixels if one is plain else fade_pixels(pixels), escape_controls(one.title))
         if one is not plain:
-            extent = (0, width, height, 0)
+            extent = measure_extent(one.query, width, height)
             axes.imshow(one.values, cmap=colors, norm=norm, alpha=OPACITY, extent=extent, interpolation="nearest")
+            axes.set(xlim=(0, width), ylim=(height, 0))
         axes.set_xlabel(one.below, fontsize=TEXT_SIZE - 1, parse_math=False)
         if one.query is not None:
             outline_query(axes, one.query, width, height)
@@ -139,10 +141,18 @@ def fade_pixels(pixels: Pixels) -> Pixels:
     return faded
 
 
+def measure_extent(one: PatchWeights | None, width: int, height: int) -> tuple[float, float, float, float]:
+    """Return the left, right, bottom and top of the patches in an image, in pixels: of all of it where none are known."""
+    top, left, bottom, right = WHOLE if one is None else require_extent(one.grid)
+    return left * width, right * width, bottom * height, top * height
+
+
 def outline_query(axes: Axes, one: PatchWeights, width: int, height: int) -> None:
     """Outline the patch of the query, if it is one."""
     if one.patch is None:
         return
     row, column = one.patch
-    across, down = width / one.grid.columns, height / one.grid.rows
-    axes.add_patch(Rectangle((column * across, row * down), across, down, fill=False, edgecolor=QUERY_COLOR, linewidth=1.8))
+    left, right, bottom, top = measure_extent(one, width, height)
+    across, down = (right - left) / one.grid.columns, (bottom - top) / one.grid.rows
+    corner = left + column * across, top + row * down
+    axes.add_patch(Rectangle(corner, across, down, fill=False, edgecolor=QUERY_COLOR, linewidth=1.8))

@@ -102,10 +102,10 @@ class GridTable:
         self.numbers: dict[str, int] = {}
 
     def add_layer(self, recording: Recording, layer: int, kind: str, part: str | None, keys: int) -> list[int]:
-        """Return the numbers of the grids of a layer's keys, one for each image; empty where the keys are no patches."""
+        """Return the numbers of the grids of a layer's keys, one for each image; empty where no place in it is known."""
         found = []
         for grid in recording.axis_places(layer, kind, part)[1]:
-            if isinstance(grid, PatchGrid):
+            if isinstance(grid, PatchGrid) and grid.extent is not None:
                 try:
                     start = grid.find_start(keys)
                 except ShapeError:  # places of other layers, set by hand for all

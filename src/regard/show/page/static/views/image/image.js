@@ -286,8 +286,7 @@ function listenToPointer(it) {
   const findPatch = (event) => {
     const box = it.canvas.getBoundingClientRect();
     const [column, row] = [(event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height];
-    if (!it.grid || column < 0 || column >= 1 || row < 0 || row >= 1) return null;
-    return Math.floor(row * it.grid.rows) * it.grid.columns + Math.floor(column * it.grid.columns);
+    return !it.grid || column < 0 || column >= 1 || row < 0 || row >= 1 ? null : it.grid.findPatch(column, row);
   };
   const findQuery = (patch) => (patch === null ? null : it.grid.findQuery(patch));
   it.canvas.addEventListener("pointermove", (event) => {

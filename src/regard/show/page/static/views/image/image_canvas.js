@@ -44,8 +44,8 @@ export function drawPatches(canvas, image, grid, { window, patch, selected }, co
   context.drawImage(colour ? (isDark() ? image.dark : image.light) : image.canvas, 0, 0, width, height);
   const box = (one) => {
     const [row, column] = [Math.floor(one / grid.columns), one % grid.columns];
-    const [left, top] = [Math.round((column * width) / grid.columns), Math.round((row * height) / grid.rows)];
-    return [left, top, Math.round(((column + 1) * width) / grid.columns) - left, Math.round(((row + 1) * height) / grid.rows) - top];
+    const [x, y] = [(n) => Math.round(grid.xOf(n) * width), (n) => Math.round(grid.yOf(n) * height)];
+    return [x(column), y(row), x(column + 1) - x(column), y(row + 1) - y(row)];
   };
   context.globalAlpha = OPACITY;
   if (colour) {

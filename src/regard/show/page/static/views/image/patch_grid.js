@@ -11,6 +11,7 @@ const countTokens = ({ rows, columns, order }) => order?.[0].length ?? rows * co
 export function createPatchGrid(grid, { queries, keys }, isCrossAttention, grids = [grid]) {
   const isCross = isCrossAttention || grid.has_queries === false; // queries of pooled keys are other tokens too
   const { rows, columns, start, order, names } = grid;
+  const [top, left, bottom, right] = grid.extent ?? [0, 0, 1, 1]; // shares of the image
   const windows = order?.length ?? 1;
   const patches = Array.from({ length: windows }, () => new Int32Array(keys).fill(NONE)); // of each key, by window
   const places = new Array(rows * columns); // of each patch: its window and key
@@ -30,6 +31,14 @@ export function createPatchGrid(grid, { queries, keys }, isCrossAttention, grids
     windows,
     patches,
     isCross,
+    // Return where a column or a row begins, as a share of the image.
+    xOf: (column) => left + ((right - left) * column) / columns,
+    yOf: (row) => top + ((bottom - top) * row) / rows,
+    // Return the patch at a place in the image, as shares of it, or null where it has none.
+    findPatch(x, y) {
+      const [column, row] = [Math.floor(((x - left) / (right - left)) * columns), Math.floor(((y - top) / (bottom - top)) * rows)];
+      return column < 0 || column >= columns || row < 0 || row >= rows ? null : row * columns + column;
+    },
     // Return the key at a query's own position; of cross attention the query itself.
     keyOf: (q) => (isCross ? q : q + first),
     // Return the patch of a query in a window, or NONE.
