@@ -5,7 +5,7 @@ import torch
 
 from bounds import sum_bound
 from dense import Recorded, close
-from regard import AttentionMap, Causal, ConfigError, Given, Padding, ShapeError
+from regard import AttentionMap, Causal, ConfigError, Given, Padding, ShapeError, Window
 from regard.observe import compare as room
 from regard.observe import record
 from regard.observe.compare import compare
@@ -168,3 +168,10 @@ def test_what_does_not_match_is_refused():
         compare(one, Recorded([other]))
     with pytest.raises(ConfigError, match="top"):
         compare(one, other, top=0)
+
+
+def test_masks_that_differ_are_named_with_their_layers():
+    q, k = torch.randn(2, 1, 2, 9, 4)
+    one, other = AttentionMap(q, k, Causal() & Window(3)), AttentionMap(q, k, Causal())
+    assert f"masks: {Causal() & Window(3)} in one, Causal() in the other." in str(compare(one, other))
+    assert "masks:" not in str(compare(other, other))

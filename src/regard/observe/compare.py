@@ -72,6 +72,7 @@ class Comparison:
     queries: Tensor
     words: tuple[Texts, Texts] = (None, None)  # of the keys of each
     query_words: Texts = None  # of the first one's queries
+    masks: tuple[str, ...] = ()  # in which the two differ, with the layers
 
     def __repr__(self) -> str:
         return f"Comparison({len(self.heads)} heads, {len(self.rows)} rows)"
@@ -105,7 +106,16 @@ class Comparison:
         rows = text_table.align_columns([titles[n] for n in columns], cells, left=["head", "query", *titles[4:]])
         note = "Jensen-Shannon divergence in nats: 0 is equal, 0.69 is nothing in common."
         return "\n".join(
-            [note, "", *heads, *format_total(len(self.heads), "heads"), "", *rows, *format_total(len(self.rows), "rows")]
+            [
+                note,
+                *self.masks,
+                "",
+                *heads,
+                *format_total(len(self.heads), "heads"),
+                "",
+                *rows,
+                *format_total(len(self.rows), "rows"),
+            ]
         )
 
 
@@ -149,7 +159,7 @@ def compare(
     divergence = tuple(compare_rows(pair.one, pair.other, rows, kind == "self") for pair in pairs)
     (asking, ours), (_, theirs) = (find_words(x, kind, part) for x in (a, b))
     ranked = rank_heads(pairs, divergence, rows), rank_rows(pairs, divergence, rows, top)
-    return Comparison(*ranked, divergence, rows, (ours, theirs), asking)
+    return Comparison(*ranked, divergence, rows, (ours, theirs), asking, describe_masks(pairs))
 
 
 @dataclass(frozen=True)
@@ -195,6 +205,18 @@ def pair_maps(a: AttentionMap | Recording, b: AttentionMap | Recording, kind: st
                 "both need one shape. Use texts of one length, and select heads with m.select(heads=...)."
             )
     return pairs
+
+
+def describe_masks(pairs: Sequence[MapPair]) -> tuple[str, ...]:
+    """Describe the masks of layers that differ: `masks: Causal() in one, Everything() in the other, in layers 0 and 1`."""
+    layers: dict[tuple[str, str], list[int]] = {}
+    for layer, pair in enumerate(pairs):
+        one, other = (x.planes.request.mask for x in (pair.one, pair.other))
+        if one != other:
+            layers.setdefault((str(one), str(other)), []).append(layer)
+    where = {both: f", in layer{'s' * (len(n) > 1)} {text_table.format_ranges(n)}" for both, n in layers.items()}
+    is_single = len(pairs) == 1
+    return tuple(f"masks: {a} in one, {b} in the other{'' if is_single else text}." for (a, b), text in where.items())
 
 
 def compare_rows(one: AttentionMap, other: AttentionMap, queries: Tensor, own: bool) -> Tensor:

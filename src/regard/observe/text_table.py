@@ -74,3 +74,15 @@ def pad_cell(text: str, width: int, left: bool) -> str:
 def measure_width(text: str) -> int:
     """Return how many columns of the screen a text takes."""
     return sum(2 if unicodedata.east_asian_width(one) in "WF" else 1 for one in text)
+
+
+def format_ranges(numbers: Sequence[int]) -> str:
+    """Format ascending numbers as `0 and 1`, `0 to 3`, or `0, 2 and 5 to 7`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts = [text for run in runs for text in ([f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run))]
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
