@@ -66,7 +66,11 @@ class AttentionItem(pytest.Item):
         report = self.examined.report
         add_evidence(self, report, self.layer)
         others = set(self.examined.layers) if not self.layer else set()
-        found = [one for one in report.findings if (one.layer == self.layer if self.layer else one.layer not in others)]
+        found = [
+            one
+            for one in report.findings
+            if (self.layer in (one.layer, *one.layers) if self.layer else one.layer not in others)
+        ]
         if found or (not self.layer and report.is_inconclusive):
             raise AttentionError(format_failure(report, self.layer))
 
@@ -111,7 +115,7 @@ def add_evidence(item: pytest.Item, report: "Report", layer: str) -> None:
     """Add what was found and checked to the properties of a test, which JUnit's XML holds."""
     item.user_properties.append(("verdict", report.verdict))
     for one in report.findings:
-        if not layer or one.layer == layer:
+        if layer in ("", one.layer, *one.layers):
             item.user_properties.append((one.kind, f"{one.evidence}. {one.cure}"))
     if not layer:
         item.user_properties += [("checked", f"{one.what}: {one.sensitivity}") for one in report.checked]
@@ -122,7 +126,7 @@ def format_failure(report: "Report", layer: str) -> str:
     """Return the report, or the findings of one layer."""
     if not layer:
         return str(report)
-    found = [f"{one.kind}: {one.evidence}\n{one.cure}" for one in report.findings if one.layer == layer]
+    found = [f"{one.kind}: {one.evidence}\n{one.cure}" for one in report.findings if layer in (one.layer, *one.layers)]
     return "\n\n".join([f"{report.subject}, {layer} (expects {report.expects})", *found])
 
 

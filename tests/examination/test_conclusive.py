@@ -111,7 +111,8 @@ def test_a_leak_of_a_model_at_the_edge_of_a_block_is_found(block):
 
     (finding,) = regard.examine(Still(make_leaky_table, size=512)).findings
     assert finding.kind == "future leak"
-    assert finding.evidence.startswith("with 40 tokens replacing tokens 32 to 39 moves output 31 of the model by ")
+    assert finding.evidence.startswith(f"with 40 tokens attention: row {block - 1} puts ")
+    assert f"on token {block}, which comes later" in finding.evidence
     assert regard.examine(Still(causal, size=512))
 
 

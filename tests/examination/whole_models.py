@@ -36,6 +36,12 @@ def kinds(report):
     return [one.kind for one in report.findings]
 
 
+def read_intent(finding):
+    """The rules that the cure of a finding says to pass."""
+    names = {name: getattr(regard, name) for name in ("Causal", "Documents", "Everything", "Prefix", "Window")}
+    return eval(finding.cure.rpartition("expects=")[2].removesuffix("."), {"torch": torch, **names})
+
+
 class ByHand(nn.Module):
     """A small model around one attention written out by hand, which leaves its traces."""
 

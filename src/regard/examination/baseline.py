@@ -18,18 +18,21 @@ class Allowance:
     layer: str = ""
     reason: str = ""
 
-    def covers(self, subject: str, finding: Finding) -> bool:
-        """Return whether it allows a finding of a subject."""
-        return (self.subject, self.kind, self.layer) == (subject, finding.kind, finding.layer)
+    def covers(self, subject: str, kind: str, layer: str) -> bool:
+        """Return whether it allows a kind of finding in a layer of a subject."""
+        return (self.subject, self.kind, self.layer) == (subject, kind, layer)
 
 
 def apply_allowances(report: Report, allowed: Sequence[Allowance]) -> Report:
     """Return the report without the allowed findings; its notes list them with their reasons, and those not found any more."""
     here = [one for one in allowed if one.subject == report.subject]
-    new = tuple(found for found in report.findings if not any(one.covers(report.subject, found) for one in here))
+    places = {found: [(report.subject, found.kind, layer) for layer in list_layers(found)] for found in report.findings}
+    new = tuple(
+        found for found in report.findings if not all(any(one.covers(*place) for one in here) for place in places[found])
+    )
     notes = list(report.notes)
     for one in here:
-        is_found = any(one.covers(report.subject, found) for found in report.findings)
+        is_found = any(one.covers(*place) for every in places.values() for place in every)
         where, state = f" in {one.layer}" if one.layer else "", "allowed" if is_found else "allowed, but not found any more"
         notes.append(f"{state}: {one.kind}{where} ({one.reason or 'no reason'})")
     return replace(report, findings=new, notes=tuple(notes))
@@ -37,7 +40,12 @@ def apply_allowances(report: Report, allowed: Sequence[Allowance]) -> Report:
 
 def list_allowances(report: Report) -> list[Allowance]:
     """Return an allowance for each finding of a report, without a reason."""
-    return list(dict.fromkeys(Allowance(report.subject, one.kind, one.layer) for one in report.findings))
+    return list(dict.fromkeys(Allowance(report.subject, one.kind, x) for one in report.findings for x in list_layers(one)))
+
+
+def list_layers(finding: Finding) -> tuple[str, ...]:
+    """Return the layers of a finding, "" for the whole."""
+    return finding.layers or (finding.layer,)
 
 
 def read_baseline(path: Path) -> list[Allowance]:

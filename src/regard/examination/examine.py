@@ -9,14 +9,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.errors import ConfigError, RegardError
-from regard.examination import axis_order, interruption
+from regard.examination import axis_order, interruption, mask_requirements
 from regard.examination.call_checks import source_checks
 from regard.examination.case import Case
 from regard.examination.identify import match
+from regard.examination.layer_rules import Expectation, LayerRules, make_layer_rules
 from regard.examination.probe_runner import run_probes
 from regard.examination.probes.raises import report_refusal
 from regard.examination.progress import ExaminationProgress
-from regard.examination.report import Checked, Finding, Report, Unknown
+from regard.examination.report import Checked, Finding, Report, Unknown, prepend_results
 from regard.examination.subject import inputs, stateful_calls, zero_weights
 from regard.examination.subject.adapters import (
     SubjectAdapter,
@@ -30,9 +31,8 @@ from regard.examination.subject.inplace_writes import watch_writes
 from regard.examination.subject.restore_state import preserve_state
 from regard.examination.time_limit import UNLIMITED, TimeLimit, TimeLimitError
 from regard.examination.whole_models import recorded_model, whole_model
-from regard.mechanism import Causal, Mask
+from regard.mechanism import Causal
 from regard.mechanism.arguments import check_flag, check_floating, check_number, check_sequence
-from regard.mechanism.mask_algebra import check_mask
 from regard.mechanism.request import check_integer_offset
 
 CAUSAL = Causal()
@@ -42,7 +42,7 @@ Sample = Tensor | Sequence[Tensor] | Mapping[str, Any]
 def examine(
     subject: nn.Module | Callable[..., Any],
     *,
-    expects: Mask = CAUSAL,
+    expects: Expectation = CAUSAL,
     sample: Sample | None = None,
     scale: float | None = None,
     offset: int = 0,
@@ -57,8 +57,9 @@ def examine(
     examined: it states the least to pass for a verdict. With `strict=False` it is true.
 
     `subject` is a module x -> y or x -> (y, weights), nn.MultiheadAttention itself, or a function (q, k, v) -> context;
-    `expects` is who may see whom. `sample` is x (b, t, d_in) or (t, d_in) if the width cannot be found, or (q, k, v); fewer
-    tokens may be tried, never more. Of a module that is called with anything else, such as pixels or a mapping of named
+    `expects` is who may see whom: a rule, or a mapping of patterns of layers' paths to rules, `{"layers.0.*": a, "*": b}`, of
+    which the first that matches counts. `sample` is x (b, t, d_in) or (t, d_in) if the width cannot be found, or (q, k, v);
+    fewer tokens may be tried, never more. Of a module that is called with anything else, such as pixels or a mapping of named
     arguments, the sample, each attention call is examined. A subject that carries its own padding or documents needs a sample
     of that batch, and an expectation that states the same rule. `args` and `kwargs` are further arguments of each call. `scale`
     is the factor on the scores if it is not 1 / √d; `offset` is the position of the first query among the keys. Mode, weights,
@@ -96,7 +97,7 @@ def examine_within_limit(examine_subject: Callable[..., Report], limit: TimeLimi
 def examine_step_by_step(
     subject: nn.Module | Callable[..., Any],
     *,
-    expects: Mask = CAUSAL,
+    expects: Expectation = CAUSAL,
     sample: Sample | None = None,
     scale: float | None = None,
     offset: int = 0,
@@ -104,30 +105,37 @@ def examine_step_by_step(
     progress: ExaminationProgress,
 ) -> Report:
     """Return the report of an examination, and add each result to `progress` as it is found."""
-    progress.begin(get_subject_name(get_uncompiled(subject)), str(expects))
+    rules = make_layer_rules(expects)
+    progress.begin(get_subject_name(get_uncompiled(subject)), str(rules))
     progress.begin_step("inputs")
     offset = check_integer_offset(offset)
-    whole = whole_model.examine_model(
-        subject, expects=check_mask(expects), sample=sample, scale=scale, offset=offset, progress=progress, limit=limit
+    examine_model = functools.partial(
+        whole_model.examine_model, subject, rules=rules, scale=scale, offset=offset, progress=progress, limit=limit
     )
+    whole, is_call = examine_model(sample=sample), is_call_sample(subject, sample)
+    arguments = source_checks.bind_inputs(subject, sample) if is_call and not isinstance(sample, Tensor) else {}
     if whole is not None:
-        return whole
-    if is_call_sample(subject, sample):
+        return prepend_results(whole, check_named_sources(subject, arguments))
+    if is_call:
         run = recorded_model.make_run(subject, sample)
-        arguments = {} if isinstance(sample, Tensor) else source_checks.bind_inputs(subject, sample)
-        return examine_recorded(subject, run, check_mask(expects), scale, offset, progress, arguments)
+        return examine_recorded(subject, run, rules, scale, offset, progress, arguments)
     if sample is None and (guessed := source_checks.guess_inputs(get_uncompiled(subject), find_module(subject))):
         run = recorded_model.make_run(subject, guessed)
-        return examine_recorded(subject, run, check_mask(expects), scale, offset, progress, guessed)
+        return examine_recorded(subject, run, rules, scale, offset, progress, guessed)
+    if rules.single is None:
+        report = examine_model(sample=sample, vectors=find_vectors(subject, rules, sample, offset))
+        assert report is not None
+        return report
+    expects = rules.single
     given = normalize_sample(sample)
-    ways = list(iterate_adapters(subject, check_mask(expects), offset))
+    ways = list(iterate_adapters(subject, expects, offset))
     with preserve_state(ways[0].module), watch_writes(subject) as writes, limit.enforce():
         ways = [stateful_calls.wrap_calls(way, writes.watch) for way in ways]
         try:
             chosen, shapes = inputs.find_working_inputs(ways, expects, given, offset)
         except inputs.RefusedError as error:
             if error.run is not None and ways[0].module is not None:
-                report = examine_recorded(subject, error.run, check_mask(expects), scale, offset, progress)
+                report = examine_recorded(subject, error.run, rules, scale, offset, progress)
                 if report.checked:
                     return report
             if not error.sure:
@@ -142,7 +150,26 @@ def examine_step_by_step(
         if filled:
             report = replace(report, notes=(*report.notes, f"random numbers in place of the zeros of {', '.join(filled)}"))
         sources = list(check_argument_roles(subject, chosen, case))
-        return stateful_calls.prepend_results(report, [*state_results, *writes.report_changes(), *sources])
+        return prepend_results(report, [*state_results, *writes.report_changes(), *sources])
+
+
+def find_vectors(subject: Any, rules: LayerRules, sample: Sample | None, offset: int) -> Tensor:
+    """Return vectors x (b, t, c) that a module of several layers takes. Raises ConfigError for anything else."""
+    name, given = get_subject_name(get_uncompiled(subject)), normalize_sample(sample)
+    module = find_module(subject)
+    if module is None or (given is not None and len(given) != 1):
+        raise ConfigError(f"expects by layers is for a module; pass one rule for {name}, such as expects=Causal().")
+    longest = max(rules.masks, key=mask_requirements.count_required_tokens)
+    ways = [way for way in iterate_adapters(subject, longest, offset) if way.form == "x" and way.rank == 3]
+    with preserve_state(module):
+        try:
+            chosen, shapes = inputs.find_working_inputs(ways, longest, given, offset)
+        except inputs.RefusedError as error:
+            raise ConfigError(describe_missing_input(subject, error.errors)) from None
+    if given is not None:
+        return given[0] if given[0].dim() == 3 else given[0].unsqueeze(0)
+    (x,) = shapes.make(None, shapes.batch, 0, 1.0, chosen.dtype, chosen.device)
+    return x
 
 
 def check_argument_roles(subject: Any, chosen: SubjectAdapter, case: Case) -> Iterator[Finding | Checked | Unknown]:
@@ -176,7 +203,7 @@ def is_call_sample(subject: object, sample: object) -> bool:
 def examine_recorded(
     subject: Any,
     run: Callable[[], object],
-    expects: Mask,
+    rules: LayerRules,
     scale: float | None,
     offset: int,
     progress: ExaminationProgress,
@@ -192,8 +219,8 @@ def examine_recorded(
     name = get_subject_name(plain)
     with preserve_state(module):
         try:
-            report = recorded_model.examine_calls(name, module, run, expects, scale, offset, progress)
-            return stateful_calls.prepend_results(report, list(source_checks.check_sources(module, subject, arguments or {})))
+            report = recorded_model.examine_calls(name, module, run, rules, scale, offset, progress)
+            return prepend_results(report, check_named_sources(subject, arguments or {}))
         except RegardError:
             raise
         except Exception as error:  # a user's module may raise anything
@@ -201,6 +228,15 @@ def examine_recorded(
             raise ConfigError(
                 f"{name} raised {type(error).__name__} on this sample: {line}. Pass one that it takes."
             ) from error
+
+
+def check_named_sources(subject: Any, arguments: Mapping[str, Any]) -> list[Finding | Checked | Unknown]:
+    """Return whether keys and values come from the arguments that are meant for them; empty without arguments."""
+    module = find_module(subject)
+    if module is None or not arguments:
+        return []
+    with preserve_state(module):
+        return list(source_checks.check_sources(module, subject, arguments))
 
 
 def normalize_sample(sample: Sample | None) -> tuple[Tensor, ...] | None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Any
 
-from regard.examination.report import Checked, Finding, Report, Unknown
+from regard.examination.report import Checked, Finding, Report, Unknown, prepend_results
 
 Said = Finding | Checked | Unknown
 Line = dict[str, Any]  # as json.dumps takes it
@@ -47,7 +47,4 @@ class ExaminationProgress:
 
     def make_partial_report(self, why: Finding) -> Report:
         """Return the report of the results so far, with `why` it ended early as the first finding."""
-        findings = tuple(one for one in self.said if isinstance(one, Finding))
-        checked = tuple(one for one in self.said if isinstance(one, Checked))
-        unknown = tuple(dict.fromkeys(one for one in self.said if isinstance(one, Unknown)))
-        return Report(self.subject, self.expects, (why, *findings), checked, unknown)
+        return prepend_results(Report(self.subject, self.expects), [why, *dict.fromkeys(self.said)])

@@ -2,8 +2,8 @@
 
 import math
 import textwrap
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -28,7 +28,7 @@ class Finding:
     """A mistake: its kind, the smallest evidence, and a sentence with the line of code that usually fixes it.
 
     Findings of one `cause` are one mistake seen from several sides; the strongest of them come first. `layer` is the module of
-    a model that has it, "" if it belongs to no single layer.
+    a model that has it, "" if it belongs to no single layer; `layers` are all of them if several do.
     """
 
     kind: str
@@ -37,6 +37,10 @@ class Finding:
     strength: float = 1.0
     cause: str = ""
     layer: str = ""
+    layers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", tuple(self.layers))  # a list, where it was read from JSON
 
 
 @dataclass(frozen=True)
@@ -194,6 +198,17 @@ class Report(HtmlRepr):
             "notes": list(self.notes),
             "reach": None if self.reach is None else convert_visibility_to_json(self.reach),
         }
+
+
+def prepend_results(report: Report, results: Iterable[object]) -> Report:
+    """Return a report with further results, their findings first."""
+    results = tuple(results)
+    findings = tuple(one for one in results if isinstance(one, Finding))
+    checked = tuple(one for one in results if isinstance(one, Checked))
+    unknown = tuple(one for one in results if isinstance(one, Unknown))
+    return replace(
+        report, findings=findings + report.findings, checked=report.checked + checked, unknown=report.unknown + unknown
+    )
 
 
 def count_calls(calls: Sequence[object]) -> str:

@@ -55,7 +55,7 @@ def test_a_right_mask_has_no_finding_and_says_how_faint_a_leak_would_have_shown(
         (Everything(), Everything(), []),
         (Everything(), Padding((3, 5)), []),
         (Window(1, 1), Window(1, 1), []),
-        (Window(1, 2), Window(1, 1), ["future leak"]),
+        (Window(1, 2), Window(1, 1), []),  # the rule allows the future: it is a wrong mask
         (Causal() | Prefix(3), Causal() | Prefix(3), []),
         (Causal() | Prefix(4), Causal() | Prefix(3), ["future leak"]),
         (Causal(), Causal() & Padding((3, 5)), []),

@@ -40,18 +40,10 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
 
 
 def find_hidden_future(case: Case) -> Tensor:
-    """Return the later tokens that a query may not see, bool (b, q, k).
-
-    Tokens that only padding hides are left out, and queries that may see nothing.
-    """
-    inputs = case.make_usual_inputs()
-    expected = case.get_expected_visibility(*inputs)
-    b, q, k = expected.shape
-    rest = case.expects.remove_padding()
-    if rest is None:
-        return expected & False
-    later = mask_requirements.make_later_table(q, k, case.offset).to(expected.device).expand(b, q, k)
-    return later & ~mask_requirements.expand_mask(rest, b, q, k, case.offset) & expected.any(-1, keepdim=True)
+    """Return the tokens that are hidden from a query because they come later, bool (b, q, k), if it may see any."""
+    expected = case.get_expected_visibility(*case.make_usual_inputs())
+    future = mask_requirements.find_future(case.expects, expected.shape, case.offset).to(expected.device)
+    return future & expected.any(-1, keepdim=True)
 
 
 def describe_leaks(case: Case, leaks: Tensor, hidden: Tensor) -> tuple[str, str]:

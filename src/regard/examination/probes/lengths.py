@@ -189,5 +189,6 @@ def report_leak(case: Case, t: int, keys: tuple[int, int], leaking: Tensor, move
     sentence = f"with {t} token{'s' * (t > 1)} changing {which} moves output {whose} by {moves[b, i]:.2g}"
     if b:
         return Finding("batch leak", sentence, batch.CURE, 0.7, "batch")
-    kind = "future leak" if mask_requirements.make_later_table(t, t, case.offset)[i, first:end].any() else "wrong mask"
+    future = mask_requirements.find_future(case.expects, (1, t, t), case.offset)[0, i, first:end]
+    kind = "future leak" if future.any() else "wrong mask"
     return Finding(kind, f"{sentence}, which may not see it", CURE, 0.7, "mask")

@@ -8,7 +8,6 @@ from regard.examination import dependency, evidence, mask_requirements
 from regard.examination.case import Case
 from regard.examination.probes import future, padding
 from regard.examination.report import Checked, Finding, Unknown
-from regard.mechanism import Causal, Mask
 
 INVERT = (
     "The mask is inverted: it hides the keys that should be visible. True means visible in F.scaled_dot_product_attention and "
@@ -32,10 +31,8 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
             yield Unknown(what, "a layer whose weights are not zero", is_required=True)
         return
     table = VisibilityComparison(case)
-    needed = mask_requirements.count_required_tokens(case.expects)
-    if case.shapes.tokens < needed:
-        sentence = f"whether {case.expects} holds: with {case.shapes.tokens} tokens it cannot be told from other rules"
-        yield Unknown(sentence, f"sample= of at least {needed} tokens", is_required=True)
+    if not mask_requirements.is_shown(case.expects, case.shapes.tokens):
+        yield mask_requirements.describe_short_sample(case.expects, case.shapes.tokens)
     if table.is_inverted:
         yield report_inverted_mask(case, table)
     elif table.extra.any() or (table.missing.any() and not table.padding_seen):
@@ -135,29 +132,12 @@ def report_wrong_mask(case: Case, table: VisibilityComparison) -> Finding:
     else:
         sentence = f"query {i} may see token {evidence.format_token(case, j)}, but changing it does not move output {i}"
         sentence += f"; the same for {int(missing[b].sum())} of {int((table.expected & table.judged)[b].sum())} pairs"
-    named = next((rule for rule in list_similar_masks(case.expects) if is_rule_found(case, rule, table)), None)
+    judged = table.judged if table.own_is_plain else table.judged & ~table.own
+    named = mask_requirements.infer_mask(table.found, judged, case.expects, case.offset)
     if named is None:
         return Finding("wrong mask", sentence, LESS, strength, cause)
     sentence += f". The measured mask is {named}, not {case.expects}"
     return Finding("wrong mask", sentence, f"{BOUND} {case.expects.condition}.", strength, cause)
-
-
-def is_rule_found(case: Case, rule: Mask, table: VisibilityComparison) -> bool:
-    """Return whether another rule is what was found."""
-    b, q, k = table.expected.shape
-    seen = mask_requirements.expand_mask(rule, b, q, k, case.offset)
-    judged = table.judged if table.own_is_plain else table.judged & ~table.own
-    return bool(((seen == table.found) | ~judged).all())
-
-
-def list_similar_masks(mask: Mask) -> Iterator[Mask]:
-    """Yield masks that are easily mistaken for this one: with a bound one off or left out, or only a part of it."""
-    yield from mask.parts
-    for part in mask.parts:
-        for other in list_similar_masks(part):
-            yield mask.transform_parts(lambda one, part=part, other=other: other if one is part else one)  # type: ignore[misc]
-    if not mask.parts:
-        yield from mask.similar or (Causal(),)
 
 
 def format_plural(numbers: list[int]) -> str:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.examination import dependency
-from regard.examination.report import Checked, Finding, Report, Unknown
+from regard.examination.report import Checked, Finding, Unknown
 from regard.examination.subject.adapters import SubjectAdapter
 from regard.examination.subject.attention_output import AttentionOutput
 from regard.examination.subject.cache_reset import Reset, find_reset
@@ -154,14 +154,4 @@ def wrap_calls(subject: SubjectAdapter, wrap: Callable[[AttentionFunction], Atte
         call=wrap(subject.call),
         again=None if again is None else lambda module: wrap(again(module)),
         compiled=None if compiled is None else wrap(compiled),
-    )
-
-
-def prepend_results(report: Report, results: Said) -> Report:
-    """Return a report with further results, their findings first."""
-    findings = tuple(one for one in results if isinstance(one, Finding))
-    checked = tuple(one for one in results if isinstance(one, Checked))
-    unknown = tuple(one for one in results if isinstance(one, Unknown))
-    return replace(
-        report, findings=findings + report.findings, checked=report.checked + checked, unknown=report.unknown + unknown
     )

@@ -8,8 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from regard.examination.case import Case
+from regard.examination.layer_rules import LayerRules
 from regard.examination.probes import dropout
-from regard.examination.report import Checked, Finding
+from regard.examination.report import Checked, Finding, Unknown
 from regard.examination.subject.adapters import SubjectError
 from regard.examination.subject.token_model import TokenModel
 from regard.examination.whole_models import replay
@@ -17,7 +18,7 @@ from regard.examination.whole_models.inner_attention import PartCall
 from regard.mechanism import Mask
 
 
-def check_layers(model: TokenModel, names: Iterable[str], expects: Mask) -> Iterator[Finding | Checked]:
+def check_layers(model: TokenModel, names: Iterable[str], rules: LayerRules) -> Iterator[Finding | Checked | Unknown]:
     """Yield the result for one layer of each kind, of those that draw random numbers in training.
 
     A layer gets the tokens that it gets in the model, but more sequences: first one token, whose weight is 1, and then all of
@@ -31,10 +32,10 @@ def check_layers(model: TokenModel, names: Iterable[str], expects: Mask) -> Iter
         except SubjectError:  # refusing another length is allowed
             continue
         for given in list(replay.choose_kinds(calls))[: replay.TRIED]:
-            case = None if replay.get_kind(given.part) in known else make_case(given, expects)
+            case = None if replay.get_kind(given.part) in known else make_case(given, rules.get_rule(given.name))
             results = [] if case is None else list(check_case(case))
             known |= {replay.get_kind(given.part)} if results else set()
-            yield from (add_layer_name(one, given.name) for one in results)
+            yield from (replay.add_layer(one, given.name) for one in results)
 
 
 def make_case(given: PartCall, expects: Mask) -> Case | None:
@@ -69,10 +70,3 @@ def check_case(case: Case) -> Iterator[Finding | Checked]:
     except Exception:  # a layer may refuse other numbers of sequences, or numbers in training
         return
     yield from (one for one in results if isinstance(one, (Finding, Checked)))
-
-
-def add_layer_name(one: Finding | Checked, name: str) -> Finding | Checked:
-    """Return a result with the name of its layer."""
-    if isinstance(one, Finding):
-        return replace(one, evidence=f"in {name} {one.evidence}", layer=name)
-    return replace(one, what=f"in {name} {one.what}")

@@ -1,5 +1,6 @@
 """Which token moves which output of a model: change one token at a time."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -40,10 +41,14 @@ def measure_moves(model: TokenModel, outputs: Tensor) -> OutputMoves:
 
 
 def replace_token(model: TokenModel, j: int) -> Tensor:
-    """Return the ids of a model with token j of the first sequence replaced by another id."""
+    """Return the ids of a model with token j of the first sequence replaced by another."""
     ids = model.ids.clone()
-    others = ids[ids != ids[0, j]]
-    ids[0, j] = others[0] if len(others) else max(int(ids[0, j]) - 1, 0)
+    tokens = ids.flatten(0, 1)
+    others = tokens[(tokens != ids[0, j]).reshape(len(tokens), -1).any(-1)]
+    if len(others):
+        ids[0, j] = others[0]
+    else:
+        ids[0, j] = ids[0, j] + 1 if model.ids.is_floating_point() else max(int(ids[0, j]) - 1, 0)
     return ids
 
 
@@ -60,16 +65,20 @@ def has_tokens_first(model: TokenModel) -> bool:
     return bool((after - before)[:, 1:].abs().max() <= model.estimate_noise(before))
 
 
-def compute_closure(allowed: Tensor, layers: int) -> Tensor:
-    """Return who may see whom through several layers, each of which also passes on a token's own vector."""
-    step = allowed | torch.eye(len(allowed), dtype=torch.bool)
-    meets = step
-    for _ in range(min(layers, len(allowed)) - 1):
-        further = (meets.double() @ step.double()) > 0
-        if torch.equal(further, meets):
-            break
-        meets = further
+def compute_closure(steps: Sequence[Tensor]) -> Tensor:
+    """Return who may see whom through successive layers, bool (t, t), each of which also passes on a token's own vector."""
+    meets = torch.eye(steps[0].shape[-1], dtype=torch.bool)
+    for step in steps:
+        meets = meets | ((step.float() @ meets.float()) > 0)
     return meets
+
+
+def compute_lasting_closure(step: Tensor) -> Tensor:
+    """Return who may see whom through any number of layers, bool (t, t)."""
+    reach = compute_closure([step])
+    while not torch.equal(further := compute_closure([reach, reach]), reach):
+        reach = further
+    return reach
 
 
 def make_visibility(meets: Tensor, found: Tensor, moved: OutputMoves, least: float) -> Visibility:

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from regard.examination.case import Case
 from regard.examination.identify import match
+from regard.examination.layer_rules import LayerRules
 from regard.examination.probe_runner import collect_probe_results
-from regard.examination.probes import heads, roles, scale, weights
+from regard.examination.probes import future, heads, pattern, roles, scale, weights
 from regard.examination.report import Checked, Finding, Unknown
 from regard.examination.subject.adapters import SubjectAdapter
 from regard.examination.subject.attention_output import list_parts
@@ -20,6 +21,7 @@ from regard.mechanism import Mask
 
 WEIGHTS = 2**21  # numbers of a layer at most: each is read in float64, in many layouts
 TRIED = 3  # layers whose formula is read, each of another kind
+MEASURED = 16  # layers in which who sees whom is measured
 READ = (("weights", weights.check_case), ("scale", scale.check_case), ("heads", heads.check_case), ("roles", roles.check_case))
 
 
@@ -31,7 +33,7 @@ class ReplayedLayers(NamedTuple):
 
 
 def examine_layers(
-    module: nn.Module, run: Callable[[], object], names: Iterable[str], expects: Mask, stated: float | None
+    module: nn.Module, run: Callable[[], object], names: Iterable[str], rules: LayerRules, stated: float | None
 ) -> ReplayedLayers:
     """Examine the layers of these names, one of each kind, by the formula that gives their outputs.
 
@@ -41,18 +43,38 @@ def examine_layers(
     small = {name: part for name, part in wanted.items() if sum(one.numel() for one in part.parameters()) <= WEIGHTS}
     replayed = ReplayedLayers([], set())
     for given in list(choose_kinds(record_parts(module, run, small)))[:TRIED]:
-        case = make_case(given, expects, stated)
+        case = make_case(given, rules.get_rule(given.name), stated)
         if case is None or not is_identified(case):
             continue
         read = [one for name, look in READ for one in collect_probe_results(case, name, look)]
         if not any(isinstance(one, Unknown) and one.is_required for one in read):  # as with a single token
             replayed.names.update(name for name, part in small.items() if get_kind(part) == get_kind(given.part))
-        for one in read:
-            if isinstance(one, Finding):
-                replayed.results.append(replace(one, evidence=f"{given.name}: {one.evidence}", layer=given.name))
-            elif isinstance(one, Checked):
-                replayed.results.append(replace(one, what=f"in {given.name} {one.what}"))
+        replayed.results.extend(named for one in read if not isinstance(named := add_layer(one, given.name), Unknown))
     return replayed
+
+
+def examine_masks(
+    module: nn.Module, run: Callable[[], object], names: Iterable[str], rules: LayerRules
+) -> dict[str, list[Finding | Checked | Unknown]]:
+    """Return who sees whom in the layers of these names, as measured in their own calls, of those that can be called."""
+    wanted = {name: module.get_submodule(name) for name in names if name}
+    small = {name: part for name, part in wanted.items() if sum(one.numel() for one in part.parameters()) <= WEIGHTS}
+    measured: dict[str, list[Finding | Checked | Unknown]] = {}
+    for given in record_parts(module, run, small)[:MEASURED]:
+        case = make_case(given, rules.get_rule(given.name), None)
+        if case is not None:
+            case = Case(case.subject, case.expects, case.shapes)  # without a search for its formula
+            probes = (("future", future.check_case), ("pattern", pattern.check_case))
+            results = [one for name, look in probes for one in collect_probe_results(case, name, look)]
+            measured[given.name] = [add_layer(one, given.name) for one in results]
+    return {name: results for name, results in measured.items() if any(not isinstance(one, Unknown) for one in results)}
+
+
+def add_layer(one: Finding | Checked | Unknown, name: str) -> Finding | Checked | Unknown:
+    """Return a result with the name of its layer."""
+    if isinstance(one, Finding):
+        return replace(one, evidence=f"{name}: {one.evidence}", layer=name)
+    return replace(one, what=f"in {name} {one.what}")
 
 
 def record_parts(module: nn.Module, run: Callable[[], object], wanted: dict[str, nn.Module]) -> list[PartCall]:

@@ -5,61 +5,56 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.examination import suggestions
+from regard.examination import mask_requirements, suggestions
 from regard.examination.call_checks import all_checks, scale_checks
 from regard.examination.call_checks.head_checks import mixes_tokens
 from regard.examination.call_reading import bucket_reading, log_scale, matrix_checks, table_reading
 from regard.examination.call_reading.inner_calls import InnerCall, record_inner_calls
+from regard.examination.layer_rules import LayerRules
 from regard.examination.mask_requirements import make_later_table
 from regard.examination.probes.inference import check_inference
 from regard.examination.probes.raises import report_refusal
 from regard.examination.progress import ExaminationProgress
-from regard.examination.report import Checked, Finding, Report, Unknown, Visibility
+from regard.examination.report import Checked, Finding, Report, Unknown, Visibility, prepend_results
 from regard.examination.subject import localize
 from regard.examination.subject.adapters import SubjectError
 from regard.examination.subject.inplace_writes import watch_writes
 from regard.examination.subject.routing import record_routing
 from regard.examination.subject.token_model import (
     BATCH,
+    MOST,
+    SPARE,
     TOKENS,
     TokenModel,
     find_outputs,
     make_token_model,
+    make_vector_model,
     use_evaluation_mode,
 )
 from regard.examination.time_limit import UNLIMITED, TimeLimit
 from regard.examination.whole_models import batch_places, cached_decoding, layer_dropout, model_lengths, model_positions, replay
+from regard.examination.whole_models.layer_masks import HIDE, LayerDifference, compare_layers, report_layers
 from regard.examination.whole_models.output_moves import (
     TRIED,
     OutputMoves,
     compute_closure,
+    compute_lasting_closure,
     has_tokens_first,
     make_visibility,
     measure_moves,
     replace_token,
 )
-from regard.examination.whole_models.recorded_layers import (
-    LayerWeights,
-    RecordedLayers,
-    describe_missed,
-    format_layer_count,
-    is_full_or_window,
-    record_layers,
-)
-from regard.mechanism import Mask
+from regard.examination.whole_models.recorded_layers import RecordedLayers, describe_missed, record_layers, record_sights
 from regard.mechanism.mask_algebra import Offset
 
 FORWARDS = TOKENS + 26  # about as many as an examination takes, for a progress bar
-HIDE = "Apply the expected mask in that layer, before its softmax: scores.masked_fill(~mask, -torch.inf), or is_causal=True."
-NEXT = "In that layer the diagonal is off by one: triu(diagonal=1) hides the later tokens. "
-SHOW = "Hide no more than the expected mask does: in that layer set only the scores of keys that it hides to -inf."
 MIX = "Keep tokens and sequences separate in that module: norms over the last axis only, no mean, view or shift over tokens."
 ATTEND = (
     f"If that module is attention: {HIDE[0].lower()}{HIDE[1:].replace('that layer', 'it')} If not, keep tokens separate in it."
@@ -82,35 +77,39 @@ def is_model(subject: object, sample: Any = None) -> bool:
 def examine_model(
     subject: object,
     *,
-    expects: Mask,
+    rules: LayerRules,
     sample: Any = None,
     scale: float | None = None,
     offset: Offset = 0,
-    progress: ExaminationProgress | None = None,
+    progress: ExaminationProgress,
     limit: TimeLimit = UNLIMITED,
+    vectors: Tensor | None = None,
 ) -> Report | None:
-    """Examine who sees whom in each layer and from end to end, for a model in evaluation; None if a subject takes no token ids.
+    """Examine who sees whom in each layer and from end to end, for a model in evaluation; None if a subject takes no tokens.
 
     A finding in a layer's recorded attention names that layer; one outside of attention names the first module whose output
     moves although its inputs do not. The scale, the heads and the roles of each layer are those of the calls that it really
-    makes. Raises ConfigError for a sample of ids that is not (b, t) or (t,), and for a model that raises for all ids tried.
+    makes. `vectors` are tokens of a module that takes these. Raises ConfigError for a sample of ids that is not (b, t) or (t,),
+    for a model that raises for all ids tried, and for rules whose patterns do not fit the layers.
     """
-    progress = progress or ExaminationProgress()
     with use_evaluation_mode(subject), watch_writes(subject) as writes, limit.enforce():
-        model = make_token_model(subject, sample)
+        if vectors is None:
+            tokens = rules.key_count or min(max(TOKENS, rules.required_tokens + SPARE), MOST)
+            batch = max(mask_requirements.choose_batch_size(rule) for rule in rules.masks)
+            model = make_token_model(subject, sample, tokens, batch)
+        else:
+            model = make_vector_model(subject, vectors, sample is not None)
         if model is None:
             return None
-        model = replace(model, writes=writes, ids=model.ids if expects.is_batch_specific else model.ids[:BATCH])
+        is_whole = rules.is_batch_specific or model.is_fixed
+        model = replace(model, writes=writes, ids=model.ids if is_whole else model.ids[:BATCH])
         progress.begin_step("layers")
         results: list[Finding | Checked | Unknown | Visibility] = []
-        for one in itertools.chain(collect_model_results(model, expects, offset, scale), writes.report_changes()):
+        for one in itertools.chain(collect_model_results(model, rules, offset, scale), writes.report_changes()):
             results.append(one)
             progress.add([one] if not isinstance(one, Visibility) else [])
-    findings = tuple(one for one in results if isinstance(one, Finding))
-    checked = tuple(one for one in results if isinstance(one, Checked))
-    unknown = tuple(one for one in results if isinstance(one, Unknown))
     picture = next((one for one in results if isinstance(one, Visibility)), None)
-    return Report(model.name, str(expects), findings, checked, unknown, (describe_call(model),), picture)
+    return prepend_results(Report(model.name, str(rules), notes=(describe_call(model),), reach=picture), results)
 
 
 def list_attention_layers(subject: object, sample: Any = None) -> list[str]:
@@ -128,16 +127,27 @@ def list_attention_layers(subject: object, sample: Any = None) -> list[str]:
 
 
 def collect_model_results(
-    model: TokenModel, expects: Mask, offset: Offset, scale: float | None
+    model: TokenModel, rules: LayerRules, offset: Offset, scale: float | None
 ) -> Iterator[Finding | Checked | Unknown | Visibility]:
     """Yield the results for a model; if it raises, the last is what cannot be determined."""
-    found = False
+    found, is_partial = False, False
+    examination = ModelExamination(model, rules, offset, scale)
     try:
-        for one in ModelExamination(model, expects, get_first_table(expects, model.ids.shape[1], offset), scale).examine():
-            found |= isinstance(one, Finding) or (isinstance(one, Unknown) and one.needs == BOTH)
+        for one in examination.examine():
+            found |= isinstance(one, Finding)
+            is_partial |= isinstance(one, Unknown) and one.needs == BOTH
             yield one
-        if not found:
-            yield from model_lengths.check_lengths(model, expects, offset)
+        if found:
+            return
+        names = [] if is_partial or examination.seeing.unseen else [one.name for one in examination.seeing.layers]
+        del examination  # it keeps what was recorded
+        lengths = model_lengths.CheckedLengths([], model.ids.shape[1])
+        if not is_partial:
+            lengths = model_lengths.check_lengths(model, rules, offset, names)
+            yield from lengths.results
+        t = max(lengths.most, model.ids.shape[1])
+        unseen = [rule for rule in rules.masks if not mask_requirements.is_shown(rule, t, offset)]
+        yield from (mask_requirements.describe_short_sample(rule, t) for rule in unseen)
     except SubjectError as error:
         yield explain_error(model, error)
 
@@ -159,24 +169,39 @@ def describe_call(model: TokenModel) -> str:
     """Describe how a model was called."""
     t, least = model.ids.shape[1], f", the first of {model.sample_length:,}" if model.sample_length > model.ids.shape[1] else ""
     changed = f"; {TRIED} of the tokens were replaced, one at a time" if t > TRIED else ""
-    size = sum(one.numel() for one in model.module.parameters())
-    return f"token ids {tuple(model.ids.shape)}{least}{changed}; {size:,} parameters"
+    return f"{model.tokens} {tuple(model.ids.shape)}{least}{changed}; {model.size:,} parameters"
 
 
-def get_first_table(expects: Mask, t: int, offset: Offset) -> Tensor:
-    """Return who may see whom in the first sequence, bool (t, t), in any head."""
-    table = expects.table(t, t, offset)
-    return table[(None,) * (4 - table.dim())][0].any(0).expand(t, t)
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class ModelExamination:
-    """A model, the expectation, who may see whom by it in the first sequence, bool (t, t), and the stated scale."""
+    """A model, who may see whom in each layer, and the stated scale; `has_leak` is whether a layer of it leaks."""
 
     model: TokenModel
-    expects: Mask
-    allowed: Tensor
+    rules: LayerRules
+    offset: Offset
     scale: float | None
+    has_leak: bool = False
+
+    @cached_property
+    def seeing(self) -> RecordedLayers:
+        """The recorded attention of each layer. Raises ConfigError if patterns of the rules do not fit the layers."""
+        seeing = record_layers(self.model, self.rules)
+        self.rules.check_names(seeing.names)
+        return seeing
+
+    @cached_property
+    def tables(self) -> list[Tensor]:
+        """Who may see whom in each layer of the first sequence, bool (t, t), in order, or by each rule if no layer is known."""
+        t = self.model.ids.shape[1]
+        names = [one.name for one in self.seeing.layers if one.seen.shape[1] == t] if not self.seeing.unseen else []
+        rules = [self.rules.get_rule(name) for name in names] or self.rules.masks
+        return [mask_requirements.expand_mask(rule, len(self.model.ids), t, t, self.offset)[0] for rule in rules]
+
+    @cached_property
+    def reach(self) -> Tensor:
+        """Which token may move which output through all layers, bool (t, t)."""
+        is_known = bool(self.seeing.layers) and not self.seeing.unseen
+        return compute_closure(self.tables) if is_known else compute_lasting_closure(torch.stack(self.tables).any(0))
 
     def examine(self) -> Iterator[Finding | Checked | Unknown | Visibility]:
         """Yield the results for the layers, the whole model and its cache, and the picture of the whole model."""
@@ -190,7 +215,7 @@ class ModelExamination:
             if change.max() > self.model.estimate_noise(outputs):
                 yield self.report_randomness(change)
                 return
-        seeing = record_layers(self.model)
+        seeing = self.seeing
         moved = None if outputs is None else measure_moves(self.model, outputs)
         right = not seeing.has_cross_attention and not mixes_tokens(seeing.calls)
         for one in itertools.chain(self.check_layers(seeing, moved), self.check_end_to_end(seeing, moved, outputs)):
@@ -217,7 +242,7 @@ class ModelExamination:
             if factor is not None:
                 scale = factor * math.log(self.model.ids.shape[1])
                 yield log_scale.report_log_scale(factor, calls, longer)
-        replayed = replay.examine_layers(self.model.module, self.model.run, names, self.expects, scale)
+        replayed = replay.examine_layers(self.model.module, self.model.run, names, self.rules, scale)
         is_identified = bool(names) and {*names, *(name for name, _ in seeing.missed)} <= replayed.names
         needs = ""
         wrong: set[tuple[str, str]] = set()
@@ -234,7 +259,7 @@ class ModelExamination:
         if not seeing.missed and not seeing.has_cross_attention:
             yield from model_positions.check_positions(self.model, calls)
         yield from (one for one in replayed.results if isinstance(one, Checked) or (one.kind, one.layer) not in wrong)
-        yield from layer_dropout.check_layers(self.model, names, self.expects)
+        yield from layer_dropout.check_layers(self.model, names, self.rules)
 
     def record_table_calls(self, calls: list[InnerCall]) -> list[InnerCall]:
         """Return the calls for many tokens, which show the rows of far distances; empty if no bias is rows of a table."""
@@ -246,16 +271,22 @@ class ModelExamination:
     def record_longer_calls(self) -> list[InnerCall]:
         """Return the calls for many tokens; empty if the model takes no more."""
         model = self.model
-        for t in reversed(model_lengths.LENGTHS):
-            if not model.is_sampled or t <= model.sample_length:
-                ids = model_lengths.draw_ids(model, t, 0)
-                with contextlib.suppress(SubjectError):  # refusing another length is allowed
-                    return record_inner_calls(model.module, partial(model.run, ids)).calls
+        for t in reversed(model_lengths.choose_lengths(model, self.rules)):
+            with contextlib.suppress(SubjectError):  # refusing another length is allowed
+                return record_inner_calls(model.module, partial(model.run, model_lengths.draw_ids(model, t, 0))).calls
+        return []
+
+    def compare_longer(self) -> list[LayerDifference]:
+        """Return each layer next to its rule with as many tokens as it takes; none if it takes no others."""
+        for t in reversed(model_lengths.choose_lengths(self.model, self.rules)):
+            with contextlib.suppress(SubjectError):  # refusing another length is allowed
+                layers, *_ = record_sights(self.model, model_lengths.draw_ids(self.model, t, 0), self.rules)
+                return compare_layers(layers, self.rules, self.offset)
         return []
 
     def suggest_layer(self, names: Sequence[str]) -> str:
         """Return how to examine one of these layers alone, of those that were tried."""
-        found = suggestions.suggest_part(self.model.module, names, self.expects, 0, "model")
+        found = suggestions.suggest_part(self.model.module, names, self.rules.masks[0], 0, "model")
         return f"the layers one by one: {found}" if found else suggestions.FUNCTION
 
     def report_nonfinite(self, outputs: Tensor) -> Finding:
@@ -283,55 +314,32 @@ class ModelExamination:
     def check_cache(self, outputs: Tensor) -> Iterator[Finding | Checked | Unknown]:
         """Yield how decoding differs from the full forward, for a causal model that takes a cache."""
         model = self.model
-        if model.call is model.module and torch.equal(self.allowed, ~make_later_table(*self.allowed.shape)):
+        later = make_later_table(*self.reach.shape)
+        if model.call is model.module and not model.ids.is_floating_point() and not (self.reach & later).any():
             yield from cached_decoding.check_cache(model.module, model.ids, extract_outputs, outputs, str)
 
     def check_layers(self, seeing: RecordedLayers, moved: OutputMoves | None) -> Iterator[Finding | Checked | Unknown]:
-        """Yield findings for layers that see more than they may, or less without a window."""
-        layers = seeing.layers
-        more = [one for one in layers if self.find_extra(one).any()]
-        less = [one for one in layers if one not in more and not is_full_or_window(one.weights > 0, self.allowed)]
-        if more:
-            yield self.report_leak(more, moved)
-        chosen = " and ".join(dict.fromkeys(record_routing(self.model.run).names)) if less else ""
-        if chosen:
-            what = f"whether {less[0].name} may leave out keys that {self.expects} allows: {chosen} chooses among them"
+        """Yield findings for layers that see more or less than their rules say."""
+        every = compare_layers(seeing.layers, self.rules, self.offset)
+        wrong = [one for one in every if one.extra.any() or one.missing.any()]
+        self.has_leak = any(one.extra.any() for one in wrong)
+        chosen = " and ".join(dict.fromkeys(record_routing(self.model.run).names)) if wrong else ""
+        if chosen and not any(one.extra.any() for one in wrong):
+            what = f"whether {wrong[0].sight.name} may leave out keys that {wrong[0].rule} allows: {chosen} chooses among them"
             yield Unknown(what, "expects= as it is meant")
-        elif less:
-            i, j = (int(n) for n in (self.allowed & ~(less[0].weights > 0)).nonzero()[0])
-            evidence = f"{less[0].name}: row {i} may see token {j}, but puts no weight on it{format_layer_count(less)}"
-            yield Finding("wrong mask", evidence, SHOW, 1.8, "mask", less[0].name)
-        if layers and not more and not less:
-            windows = [one.name for one in layers if not torch.equal(one.weights > 0, self.allowed)]
-            evidence = (
-                f"the recorded weights of {len(layers)} layer{'s' * (len(layers) > 1)}, any weight above 0 would be detected"
-            )
-            window = f"; {len(windows)} of them see only nearby tokens, as with a window" if windows else ""
-            yield Checked("no layer sees a hidden token", evidence + window)
-        if seeing.missed or not layers:
-            yield Unknown(
-                f"which tokens each query sees in every layer ({describe_missed(seeing.missed)})",
-                self.suggest_layer([name for name, _ in seeing.missed]),
-            )
-
-    def find_extra(self, seen: LayerWeights) -> Tensor:
-        """Return what a layer sees but may not, bool (q, k)."""
-        return (seen.weights > 0) & ~self.allowed
-
-    def report_leak(self, more: list[LayerWeights], moved: OutputMoves | None) -> Finding:
-        """Return the finding of layers that see too much: the first layer, its first such row, and the key of most weight."""
-        extra = self.find_extra(more[0])
-        i = int(extra.any(-1).int().argmax())
-        j = int((more[0].weights[i] * extra[i]).argmax())
-        ahead = make_later_table(*self.allowed.shape)
-        evidence = f"{more[0].name}: row {i} puts {float(more[0].weights[i, j]):.2g} on token {j}, which "
-        evidence += "comes later" if ahead[i, j] else "it may not see"
-        if moved is not None and j in moved.tokens:
-            evidence += f"; changing token {j} moves output {i} of the model by {moved.within[i, moved.tokens.index(j)]:.2g}"
-        one_off = len(self.allowed) > 2 and torch.equal(extra, ahead & (ahead.cumsum(-1) == 1))
-        evidence += " (each row sees one token too many)" if one_off else ""
-        kind = "future leak" if ahead[i, j] else "wrong mask"
-        return Finding(kind, evidence + format_layer_count(more), (NEXT if one_off else "") + HIDE, 2.0, "mask", more[0].name)
+        elif wrong:
+            yield from report_layers(every, self.compare_longer(), self.offset, partial(describe_move, moved))
+        elif every:
+            sentence = f"in {len(every)} layer{'s' * (len(every) > 1)}, by the masks of the recorded calls"
+            yield Checked("no layer sees a hidden token, or hides one that its rule allows", sentence)
+        measured = replay.examine_masks(self.model.module, self.model.run, [name for name, _ in seeing.unseen], self.rules)
+        for one in itertools.chain.from_iterable(measured.values()):
+            self.has_leak |= isinstance(one, Finding)
+            yield one
+        missed = [(name, reason) for name, reason in seeing.unseen if name not in measured]
+        if missed or not (every or measured):
+            what = f"which tokens each query sees in every layer ({describe_missed(missed)})"
+            yield Unknown(what, self.suggest_layer([name for name, _ in missed]), is_required=True)
 
     def check_end_to_end(
         self, seeing: RecordedLayers, moved: OutputMoves | None, outputs: Tensor | None
@@ -348,9 +356,7 @@ class ModelExamination:
     ) -> Iterator[Finding | Checked | Unknown | Visibility]:
         """Yield the outputs that move with a token and may not, and the picture of the whole model."""
         least = self.model.estimate_noise(outputs)
-        meets = compute_closure(
-            self.allowed, max(len(seeing.layers), 1) if seeing.layers and not seeing.missed else len(self.allowed)
-        )
+        meets = self.reach
         found = (moved.within > least).cpu()
         leaking = found & ~meets[:, moved.tokens]
         if moved.across > least:
@@ -358,10 +364,10 @@ class ModelExamination:
             where = localize.find_moving_module(self.model, replace_token(self.model, j), b, i)
             evidence = f"changing a token of sequence 0 moves outputs of another by {moved.across:.2g}{format_module(where)}"
             yield Finding("batch leak", evidence, f"{MIX} {TURNED}" if has_tokens_first(self.model) else MIX, 1.2, "batch")
-        elif not self.expects.is_batch_specific:
+        elif not self.rules.is_batch_specific and not self.model.is_fixed:
             yield from batch_places.check_model(self.model)
         evidence = f"a change of {least:.0e}, with outputs up to {float(outputs.abs().max()):.3g}, would be detected"
-        if leaking.any() and not mixes_tokens(seeing.calls) and not any(self.find_extra(one).any() for one in seeing.layers):
+        if leaking.any() and not mixes_tokens(seeing.calls) and not self.has_leak:
             n = int(leaking.any(0).nonzero()[-1])
             i, j = int(leaking[:, n].int().argmax()), moved.tokens[n]
             where = localize.find_moving_module(self.model, replace_token(self.model, j), 0, i)
@@ -371,7 +377,9 @@ class ModelExamination:
                 )
                 return
             evidence = f"changing token {j} moves output {i} of the model by {moved.within[i, n]:.2g}{format_module(where)}"
-            yield Finding("future leak" if j > i else "wrong mask", evidence, choose_cure(self.model, where), 1.5, "mask")
+            future = mask_requirements.find_future_pairs(meets, make_later_table(*meets.shape))
+            kind = "future leak" if future[i, j] else "wrong mask"
+            yield Finding(kind, evidence, choose_cure(self.model, where), 1.5, "mask")
         elif not leaking.any() and moved.across <= least:
             yield Checked("from end to end no output depends on a hidden token", evidence)
             if len(meets) > 1 and not (found & (torch.arange(len(found))[:, None] != torch.tensor(moved.tokens))).any():
@@ -386,6 +394,13 @@ def extract_outputs(returned: Any, ids: Tensor) -> Tensor:
     if found is None:
         raise TypeError("it gives no outputs for each token")
     return found
+
+
+def describe_move(moved: OutputMoves | None, i: int, j: int) -> str:
+    """Describe how far a token moves an output of the model; "" if it was not changed."""
+    if moved is None or j not in moved.tokens:
+        return ""
+    return f"; changing token {j} moves output {i} of the model by {moved.within[i, moved.tokens.index(j)]:.2g}"
 
 
 def choose_cure(model: TokenModel, where: str) -> str:
