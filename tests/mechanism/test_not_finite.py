@@ -103,7 +103,7 @@ def context_bounds(q, k, v, weights, options):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("scale", [0.0, -0.0, 1e-30])
+@pytest.mark.parametrize("scale", [0.0, 1e-46, -1e-300, 1e-30])
 @pytest.mark.parametrize("keys", [1, 15, 40, 300])
 @pytest.mark.parametrize("mask", [Everything(), Causal(), Window(5, 2)], ids=str)
 def test_a_product_that_overflows_is_nan_however_small_the_scale(mask, keys, scale, dtype):

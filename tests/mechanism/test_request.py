@@ -54,6 +54,7 @@ def test_shapes_that_do_not_agree_say_which_axis_and_what_came(form, q, k, v, sa
         ({"dropout": -0.1}, ConfigError, "probability"),
         ({"softcap": float("inf")}, ConfigError, "finite, or None"),
         ({"scale": float("nan")}, ConfigError, "scale must be finite"),
+        ({"scale": -3.5e38}, ConfigError, "scale must be finite in float32"),
         ({"scale": torch.ones(())}, ConfigError, r"attention\(q \* scale"),
         ({"dropout": None}, ConfigError, "probability"),
         ({"sinks": [0.0, 0.0, 0.0]}, ConfigError, "sinks must be a tensor, got a list"),

@@ -1,5 +1,7 @@
+import copy
 import gc
 import pickle
+import threading
 import weakref
 
 import pytest
@@ -46,6 +48,76 @@ def test_a_recording_is_freed_with_its_last_name(name, keep):
         assert freed() is None
     finally:
         gc.enable()
+
+
+class ByHand(nn.Module):
+    def forward(self, x):
+        return (x @ x.mT).softmax(-1) @ x
+
+
+EMPTY_INPUTS = [torch.zeros(1, 0, 6), torch.zeros(0, 5, 6)]
+ATTENDING = {
+    "own": lambda: regard.MultiHeadAttention(6, 6, 13, 0.0, 2),
+    "torch": lambda: nn.TransformerEncoderLayer(6, 2, 7, 0.0, batch_first=True).eval(),
+    "by hand": ByHand,
+}
+
+
+@pytest.mark.parametrize("empty", EMPTY_INPUTS, ids=["tokens", "rows"])
+@pytest.mark.parametrize("name", ATTENDING)
+def test_a_call_without_tokens_is_left_out_with_a_note(tmp_path, name, empty):
+    model = ATTENDING[name]()
+    with record(model, keep="values") as recording, torch.no_grad():
+        for x in (torch.randn(1, 5, 6), empty, torch.randn(1, 7, 6)):
+            model(x)
+    assert [call.map.shape[2:] for call in recording.calls] == [(5, 5), (7, 7)]
+    assert not recording.missed
+    assert [note.partition(": ")[2] for note in recording.notes] == [
+        "a call without queries or keys, which has no weights, is left out"
+    ]
+    recording.save(tmp_path / "a.reg")
+    assert torch.equal(load(tmp_path / "a.reg").map(0).dense(), recording.map(0).dense())
+    with record(model) as nothing:
+        model(empty)
+    with pytest.raises(ConfigError, match=r"nothing was recorded\. .*a call without queries or keys"):
+        nothing.map(0)
+
+
+@pytest.mark.parametrize("copy_recording", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["copy", "pickle"])
+def test_a_copy_of_a_recording_is_equal_and_has_no_graph(copy_recording):
+    model = GPT2(GPT2Config(layers=2, heads=3, width=33, context=31, vocabulary=53)).eval()
+    with record(model, keep=("values", "residual")) as recording:
+        model(torch.arange(7)[None])
+    copied = copy_recording(recording)
+    assert torch.equal(copied.map(1).dense(), recording.map(1).dense())
+    assert torch.equal(copied.values(1), recording.values(1))
+    assert all(call.stored.graph is None for call in copied.calls)
+    assert recording.map(1, grad=True) is not None
+    with torch.no_grad():
+        recording.calls[0].stored.graph.q.mul_(2)
+    with pytest.raises(ConfigError, match="changed in place"):
+        copy_recording(recording)
+
+
+def test_a_context_is_entered_once_in_any_thread():
+    model, failures = ByHand(), []
+
+    def enter():
+        try:
+            with context:
+                pass
+        except ConfigError as error:
+            failures.append(str(error))
+
+    for name, context in (("record", record(model)), ("intervene", regard.intervene(model))):
+        with context:
+            enter()
+            thread = threading.Thread(target=enter)
+            thread.start()
+            thread.join()
+        enter()
+        assert failures == [f"this {name}(...) was entered before: call {name} again for each with."] * 3
+        failures.clear()
 
 
 @torch.no_grad()

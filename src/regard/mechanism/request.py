@@ -12,6 +12,8 @@ from regard.mechanism.arguments import FLOATS, LARGEST_POSITION, check_floating,
 from regard.mechanism.mask_algebra import Mask, Offset, check_mask
 from regard.mechanism.scores import default_scale, score_dtype
 
+NEGLIGIBLE, INFINITE = 2.0**-150, 2.0**128 * (1 - 2.0**-25)  # what float32 rounds to 0 and to infinity
+
 
 class Request(NamedTuple):
     """The arguments of attention: q (b, h, q, d), k (b, g, k, d), v (b, g, k, e), bias with four axes, sinks (h,)."""
@@ -79,7 +81,7 @@ def make_request(
     mask = mask.for_keys(k.shape[2])
     if mask.batch not in (1, b) or mask.heads not in (1, h):
         raise ShapeError(f"{mask} is for (b, h) = ({mask.batch}, {mask.heads}), but q has ({b}, {h}).")
-    scale = default_scale(q) if scale is None else scale
+    scale = default_scale(q) if scale is None else round_scale(scale, q.dtype)
     return Request(q, k, v, mask, scale, softcap, bias, sinks, offset, dropout, rank)
 
 
@@ -152,6 +154,18 @@ def check_settings(
     if softcap is not None and not 0 < softcap < math.inf:
         raise ConfigError(f"softcap must be above 0 and finite, or None for no cap; got {softcap}.")
     return scale, softcap, check_probability(dropout)
+
+
+def round_scale(scale: float, dtype: torch.dtype) -> float:
+    """Return a scale that scores of inputs of this dtype can be multiplied by: 0 for one that is 0 in float32.
+
+    Raises ConfigError for one that is infinite there.
+    """
+    if dtype == torch.float64:
+        return scale
+    if abs(scale) >= INFINITE:
+        raise ConfigError(f"scale must be finite in float32, or None for 1 / √d; got {scale}. Multiply q by a part of it.")
+    return scale if abs(scale) > NEGLIGIBLE else 0.0
 
 
 def check_probability(dropout: float) -> float:

@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial, wraps
 from typing import Any
@@ -23,7 +22,7 @@ from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.thread_state import NextHandler
 from regard.observe.patch import Patch
-from regard.observe.record import refuse_compiled
+from regard.observe.record import enter_once, refuse_compiled
 from regard.observe.recorded_runs.block_outputs import watch_blocks
 from regard.observe.recorded_runs.layer_numbers import LayerPlace
 from regard.observe.recorded_runs.part_names import describe_module, is_inside
@@ -47,7 +46,7 @@ REPEATED = (
 )
 
 
-@contextmanager
+@enter_once
 def intervene(model: nn.Module, *changes: Change) -> Iterator[None]:
     """Change the attention of a model in the context by KnockOut, CutEdges, Temperature and Patch, in the given order.
 
@@ -72,12 +71,12 @@ def intervene(model: nn.Module, *changes: Change) -> Iterator[None]:
         if change not in intervention.applied_changes:
             where = "all layers" if change.layer is None else f"layer {change.layer!r}" if change.layer != "" else "the model"
             why = intervention.explain_unused(change)
-            warnings.warn(f"{type(change).__name__} of {where} was not applied: {why}.", stacklevel=3)
+            warnings.warn(f"{type(change).__name__} of {where} was not applied: {why}.", stacklevel=4)
     for name, reason in (intervention.missed | intervention.unread_parts).items():
         if name in intervention.changed_modules:
-            warnings.warn(f"A part of the output of {describe_module(name)} was not changed: {reason}.", stacklevel=3)
+            warnings.warn(f"A part of the output of {describe_module(name)} was not changed: {reason}.", stacklevel=4)
     for name in sorted(intervention.repeated_modules):
-        warnings.warn(f"{name or 'The model'} {REPEATED}.", stacklevel=3)
+        warnings.warn(f"{name or 'The model'} {REPEATED}.", stacklevel=4)
 
 
 def state_forward(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -213,6 +212,9 @@ class Intervention:
     def handle_unread_part(self, note: str, name: str) -> None:
         """Note what the calls of a module do not hold, which stays unchanged."""
         self.unread_parts[name] = note
+
+    def handle_empty_call(self, name: str) -> None:
+        """Do nothing: there are no weights to change."""
 
     def handle_other_weights(self, found: OtherWeights) -> None:
         """Do nothing: weights of no known pair of tokens stay unchanged."""

@@ -1,9 +1,12 @@
 """record: capture the attention of any model while it runs, without changing a bit of its output."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import wraps
 from pathlib import Path
+from types import TracebackType
+from typing import Generic, ParamSpec, TypeVar
 
 import torch
 from torch import nn
@@ -18,8 +21,40 @@ from regard.observe.recording_watcher import RecordingWatcher
 from regard.observe.stored_calls.selection import Selection
 from regard.observe.stored_calls.tensor_store import Store
 
+Parameters, Entered = ParamSpec("Parameters"), TypeVar("Entered")
 
-@contextmanager
+
+class SingleUse(AbstractContextManager[Entered], Generic[Entered]):
+    """A context manager that raises ConfigError where it is entered again, in any thread."""
+
+    def __init__(self, name: str, manager: AbstractContextManager[Entered]) -> None:
+        self.name, self.manager, self.unused = name, manager, [manager]
+
+    def __enter__(self) -> Entered:
+        try:
+            manager = self.unused.pop()
+        except IndexError:
+            raise ConfigError(f"this {self.name}(...) was entered before: call {self.name} again for each with.") from None
+        return manager.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return self.manager.__exit__(kind, error, trace)
+
+
+def enter_once(function: Callable[Parameters, Iterator[Entered]]) -> Callable[Parameters, SingleUse[Entered]]:
+    """Make a function of context managers of a generator function, as contextlib.contextmanager does, for one use each."""
+    make_manager = contextmanager(function)
+
+    @wraps(function)
+    def make(*args: Parameters.args, **settings: Parameters.kwargs) -> SingleUse[Entered]:
+        return SingleUse(function.__name__, make_manager(*args, **settings))
+
+    return make
+
+
+@enter_once
 def record(
     model: nn.Module,
     *,
@@ -135,4 +170,4 @@ def warn_missed(recording: Recording) -> None:
     if recording.missed:
         first, more = recording.missed[0], len(recording.missed) - 1
         others = f" and {more} more, see recording.missed" if more else ""
-        warnings.warn(f"not recorded: {first.kernel} in {describe_module(first.module)}: {first.reason}{others}.", stacklevel=5)
+        warnings.warn(f"not recorded: {first.kernel} in {describe_module(first.module)}: {first.reason}{others}.", stacklevel=6)

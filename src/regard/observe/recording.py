@@ -32,7 +32,7 @@ from regard.terminal_escapes import escape_controls
 
 MOST_NAMES = 3  # of modules, in one sentence
 HELP = "recording.missed has the reasons, and regard.attends names the weights of your own code (docs/record.md)."
-NEITHER = "Either the model was not called, or no layer of it that record was to keep computed attention that it can follow."
+NEITHER = "Either the model was not called, or no layer of it that record was to keep computed attention that it can follow"
 
 
 @dataclass(eq=False)
@@ -95,8 +95,8 @@ class Recording(HtmlRepr):
         """The run that `generate` returned last, or one that began later. Raises ConfigError if nothing was recorded."""
         if not self.runs:
             first = self.missed[0] if self.missed else None
-            why = f"{describe_module(first.module)}: {first.reason}." if first else NEITHER
-            raise ConfigError(f"nothing was recorded. {why}")
+            why = f"{describe_module(first.module)}: {first.reason}" if first else next(iter(self.notes), NEITHER)
+            raise ConfigError(f"nothing was recorded. {why}.")
         return self.runs[self.last_number]
 
     def layers(self, kind: str = "self", part: str | None = None) -> list[str]:

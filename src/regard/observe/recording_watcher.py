@@ -34,6 +34,7 @@ from regard.observe.stored_calls.tensor_store import Store
 from regard.observe.token_places.media import ORIGINAL_SIZES, Media, find_pixels, join_media, read_media, read_original_sizes
 from regard.observe.token_places.place_inference import infer_places
 
+EMPTY = "a call without queries or keys, which has no weights, is left out"
 OTHERWISE = "its own attention does not compute a softmax of q and k"
 DROPPED = "its cache has dropped keys between its steps, which later rows of its map do not see"
 ENDED = (
@@ -98,7 +99,8 @@ class RecordingWatcher:
     def handle_call(self, call: AttentionCall, adapter: CallAdapter, name: str, proceed: NextHandler) -> Any:
         """Run the call unchanged and record it; return a map in place of the weights if the caller asked for weights."""
         result, context = self.link_context(proceed(call, adapter), adapter)
-        graph = None if context is None else CallGraph.from_call(call, context, cast_for_autocast(call, call.q[:0]).dtype)
+        dtype = cast_for_autocast(call, call.q[:0]).dtype
+        graph = None if context is None else CallGraph.from_call(call, context, dtype, name)
         answer = None
         try:
             with disable_tracking():
@@ -224,6 +226,11 @@ class RecordingWatcher:
         if self.selection.has_layer(found.module, set):
             self.recording.other_weights.append(found)
 
+    def handle_empty_call(self, name: str) -> None:
+        """Note that a call without weights is left out."""
+        self.read_modules.add(name)
+        self.add_note(EMPTY, name)
+
     def report_missed(self, missed: MissedCall) -> None:
         """Add a kernel that could not be recorded to `recording.missed`, once."""
         add_once(self.recording.missed, missed)
@@ -261,7 +268,13 @@ class RecordingWatcher:
             self.streams[parent] = BlockStream(call, block, int(place), output.detach())
 
     def record_call(self, call: AttentionCall, name: str, graph: CallGraph | None) -> Call | None:
-        """Add a call, with its graph if there is one, to the recording and return it; None if its layer is not selected."""
+        """Add a call, with its graph if there is one, to the recording and return it.
+
+        None if its layer is not selected, or if it has no queries or no keys, so that there is no map of it.
+        """
+        if not call.q.shape[:3].numel() or not call.k.shape[2]:
+            self.handle_empty_call(name)
+            return None
         tracker, numbers = self.tracker, self.tracker.layer_numbers
         kind = numbers.infer_kind(call, name)
         self.attended |= {name} if kind == "self" else set()

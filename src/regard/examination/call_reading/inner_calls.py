@@ -195,6 +195,9 @@ class CallCollector:
     def handle_unread_part(self, note: str, name: str) -> None:
         """Ignore what the calls of a module do not hold."""
 
+    def handle_empty_call(self, name: str) -> None:
+        """Ignore a call without weights."""
+
     def handle_other_weights(self, found: OtherWeights) -> None:
         """Ignore weights of no known pair of tokens."""
 

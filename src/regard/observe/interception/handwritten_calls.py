@@ -22,6 +22,10 @@ class HandwrittenCalls:
 
     def intercept_handwritten(self, call: HandwrittenCall, result: Tensor) -> Tensor:
         """Intercept attention that is written out by hand, whose last product has just been computed."""
+        if not call.tensor.numel():
+            for watcher, name in list_owners():
+                watcher.handle_empty_call(name)
+            return result
         kernel, undivided = f"by hand: {call.steps}", []
 
         def read_call() -> tuple[AttentionCall | RecurrenceCall, CallAdapter]:

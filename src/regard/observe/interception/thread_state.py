@@ -62,6 +62,9 @@ class Watcher(Protocol):
     def handle_unread_part(self, note: str, name: str) -> None:
         """Handle what the calls of the module of this name do not hold, in words, as a further product of their weights."""
 
+    def handle_empty_call(self, name: str) -> None:
+        """Handle a call of the module of this name that has no queries or no keys, and so no weights."""
+
     def handle_other_weights(self, found: OtherWeights) -> None:
         """Handle normalized weights that were multiplied with something, of which no pair of tokens is known."""
 

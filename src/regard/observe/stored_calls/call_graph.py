@@ -7,6 +7,7 @@ from torch import Tensor
 
 from regard.errors import ConfigError
 from regard.observe.interception.attention_call import AttentionCall
+from regard.observe.recorded_runs.part_names import describe_module
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,24 +23,30 @@ class CallGraph:
     k: Tensor
     v: Tensor | None
     dtype: torch.dtype  # in which the kernel saw them, under autocast
+    module: str  # the path of the module that made the call
     is_shareable: bool  # whether q, k and v are results of the forward, which nothing writes to but a model in place
     versions: tuple[int, ...]
 
     @classmethod
-    def from_call(cls, call: AttentionCall, context: Tensor, dtype: torch.dtype) -> "CallGraph":
-        """Return the graph of a call that has run."""
+    def from_call(cls, call: AttentionCall, context: Tensor, dtype: torch.dtype, module: str) -> "CallGraph":
+        """Return the graph of a call that has run in a module."""
         tensors = list_tensors(call.q, call.k, call.v)
         has_cache = call.can_use_cache and call.k.shape[2] + call.unwritten_keys != call.q.shape[2]
         is_shareable = not has_cache and all(has_origin(x) for x in tensors)
-        return cls(context, call.q, call.k, call.v, dtype, is_shareable, tuple(x._version for x in tensors))
+        return cls(context, call.q, call.k, call.v, dtype, module, is_shareable, tuple(x._version for x in tensors))
 
-    def check_unchanged(self, name: str) -> None:
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """Return how to copy or pickle it: as None, since a graph is of the model's forward alone."""
+        self.check_unchanged()
+        return type(None), ()
+
+    def check_unchanged(self) -> None:
         """Raise ConfigError if the recording shares memory with the graph and the model has written to it."""
         if self.is_shareable and tuple(x._version for x in list_tensors(self.q, self.k, self.v)) != self.versions:
             raise ConfigError(
-                f"the queries, keys or values of {name} were changed in place after its attention, and a recording that keeps "
-                "values with gradients shares them with the graph: record under torch.no_grad() or without keep='values', or "
-                "clone them in the model."
+                f"the queries, keys or values of {describe_module(self.module)} were changed in place after its attention, and "
+                "a recording that keeps values with gradients shares them with the graph: record under torch.no_grad() or "
+                "without keep='values', or clone them in the model."
             )
 
 
@@ -66,6 +73,10 @@ class OutputGraph:
             return None
         first = int(outputs.storage_offset()) - int(result.storage_offset())
         return cls(result, outputs.shape, outputs.stride(), first, None if gates is None else gates.detach(), result._version)
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """Return how to copy or pickle it: as None, since a graph is of the model's forward alone."""
+        return type(None), ()
 
     @property
     def is_unchanged(self) -> bool:

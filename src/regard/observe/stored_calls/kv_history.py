@@ -131,7 +131,7 @@ class KVHistory:
         """Raise ConfigError if the stored tensors share memory with a graph and the model has written to it."""
         for stored in self.stored_calls:
             if stored.graph is not None:
-                stored.graph.check_unchanged(self.name)
+                stored.graph.check_unchanged()
 
     def join_keys(self, stop: int, step: int, first: int = 0) -> Tensor:
         """Return the keys from first to stop, (b, g, k, d), in the row order of a step."""
