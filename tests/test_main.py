@@ -1,6 +1,7 @@
 """The door of the command line: `python -m regard`."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -53,6 +54,35 @@ def test_ctrl_c_is_as_it_was_once_the_command_runs(monkeypatch):
         finally:
             signal.signal(signal.SIGINT, first)
         assert found == [before]
+
+
+def run_in_shell(line):
+    environment = os.environ | {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "PYTHON": sys.executable}
+    command = ["bash", "-c", line.replace("regard", '"$PYTHON" -m regard', 1)]
+    return subprocess.run(command, capture_output=True, env=environment, encoding="utf-8", timeout=300, check=False)
+
+
+def test_words_and_names_of_files_are_read_where_the_locale_has_no_letters_for_them(tmp_path):
+    (tmp_path / "שלום.txt").write_text("one", encoding="utf-8")
+    for text, letter in (("שלום🙂", "ש"), (tmp_path / "שלום.txt", "o")):
+        done = run_in_shell(f"regard look {text} --model sorter")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert f"{letter!r} is not a letter" in done.stderr
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems do not limit the address space of a process")
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("regard look - <&-", "the text has no tokens"),
+        ("ulimit -v 600000; regard look ab", "no memory is left|a library cannot be loaded"),
+        ("ulimit -v 300000; regard look ab", "no memory is left|a library cannot be loaded"),
+    ],
+)
+def test_a_process_that_lacks_what_it_needs_says_so_in_one_line(line, sentence):
+    done = run_in_shell(line)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(rf"regard look: .*({sentence}).*\n", done.stderr), done.stderr
 
 
 @pytest.mark.parametrize(("command", "own", "found"), [("generate", None, "1"), ("serve", "0", "0"), ("train", None, None)])

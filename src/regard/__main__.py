@@ -25,8 +25,15 @@ def exit_on_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+def restart_in_utf8() -> None:
+    """Restart Python in UTF-8 mode where neither the locale nor PYTHONUTF8 lets it read other words than English ones."""
+    if sys.getfilesystemencoding() == "ascii" and not sys.flags.utf8_mode:
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
+
+
 def main() -> int:
     """Run a command; Ctrl-C during its imports, which take seconds and need no cleanup, ends the process at once."""
+    restart_in_utf8()
     if any(name in READS_ALL_WEIGHTS for name in sys.argv[1:2]):
         os.environ.setdefault(LARGE_PAGES, "1")
     with exit_on_interrupt():

@@ -21,6 +21,10 @@ def test_a_byte_order_mark_of_standard_input_is_no_part_of_a_text(monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("\ufeffTom ran."))
     assert read_text("-") == "Tom ran."
 
+    monkeypatch.setattr("sys.stdin", io.StringIO("Tom\udcff"))
+    with pytest.raises(DataError, match="standard input is not UTF-8 text: its character 3"):
+        read_text("-")
+
 
 @pytest.mark.parametrize("read", [lambda path: read_text(str(path)), read_exact_text])
 def test_what_is_not_utf_8_is_named_with_its_byte(tmp_path, read):

@@ -28,6 +28,14 @@ PRINTED = 0.5e-4 + 1e-7  # half a unit of the last of four places, and the float
 WORDS = ("Your", "journey", "日本", "שלום", "👩‍👩‍👧", "a\x1b[31mb", "[bold]x[/bold]", "\u202eevil", "\udc80", "x" * 50)
 
 
+@pytest.mark.parametrize("columns", ["0", "-5", "abc", ""])
+def test_columns_that_are_no_width_are_as_if_unset(monkeypatch, columns):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    unset = open_console(io.StringIO()).width
+    monkeypatch.setenv("COLUMNS", columns)
+    assert open_console(io.StringIO()).width == unset
+
+
 @pytest.mark.parametrize("token", [" a", "a ", "  ", " '", ".", " .", " b-c "])
 def test_no_line_ends_within_a_quoted_token(token):
     quoted = quote_token(token)

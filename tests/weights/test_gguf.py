@@ -45,7 +45,16 @@ def change_setting(name: str, value: object) -> bytes:
         (b"", "is damaged or not a .gguf file"),
         (b"GGUF", "it ends before its last setting"),
         (b"JUNK" * 20, "it does not begin with GGUF"),
-        (change_setting("llama.block_count", 2**31 + 2), "it states 2,147,483,650 layers but has 20 tensors"),
+        (change_setting("llama.block_count", 2**31 + 2), "llama.block_count is 2,147,483,650, where 1 to 20 is expected"),
+        (change_setting("llama.block_count", 0), "its llama.block_count is 0, where 1 to 20 is expected"),
+        (change_setting("llama.context_length", 0), "its llama.context_length is 0"),
+        (change_setting("llama.context_length", 2**31 + 1), "its llama.context_length is 2,147,483,649"),
+        *(
+            (change_setting("llama.attention.layer_norm_rms_epsilon", eps), f"epsilon is {eps}, where 1e-30 to 1.0")
+            for eps in (float("nan"), float("inf"), 0.0, -1.0)
+        ),
+        (change_setting("llama.rope.freq_base", 0.0), "its llama.rope.freq_base is 0.0"),
+        (change_setting("llama.attention.head_count", 5), "its 5 heads do not divide its width, 24"),
         (change_setting("general.alignment", 48), "its alignment is 48"),
         (gguf_files.gguf(gguf_files.tensors(), gguf_files.SETTINGS, 64), "is expected"),  # by an alignment it does not say
         (change_setting("general.alignment", 32) + bytes(4096), "bytes, but its last tensor ends at"),

@@ -60,11 +60,11 @@ class HelpFormatter(argparse.HelpFormatter):
 
 def open_closed_streams() -> None:
     """Open /dev/null for streams that were closed before Python started (`>&-`), whose handle another file would get."""
-    for handle, name in ((1, "stdout"), (2, "stderr")):
+    for handle, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), handle)
+            os.dup2(os.open(os.devnull, os.O_RDWR), handle)
             os.set_inheritable(handle, True)
-            setattr(sys, name, open(handle, "w", closefd=False))  # noqa: SIM115
+            setattr(sys, name, open(handle, "w" if handle else "r", closefd=False))  # noqa: SIM115
 
 
 @contextmanager
@@ -105,6 +105,10 @@ def main(arguments: Sequence[str] | None = None, importing: AbstractContextManag
             return 0
         except OSError as error:
             return report_error(given, describe_os_error(error))
+        except ImportError as error:  # no package, or no memory for a library
+            return report_error(given, f"a library cannot be loaded: {error}.")
+        except MemoryError:
+            return report_error(given, "no memory is left: end other programs, or raise the limit of this one (ulimit -v).")
 
 
 def run_command(given: Sequence[str], importing: AbstractContextManager[None]) -> int:

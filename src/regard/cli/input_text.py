@@ -13,7 +13,7 @@ FILE_NAME_PATTERN = re.compile(r"[~.]*/\S*|\S*/\S*\.\w+|.*\.(txt|md)|\S*\w\.[a-z
 def read_text(text: str) -> str:
     """Return the text of a file, of standard input, or the argument itself."""
     if text == "-":
-        return sys.stdin.read().removeprefix(BYTE_ORDER_MARK)
+        return require_utf8(sys.stdin.read().removeprefix(BYTE_ORDER_MARK), "standard input")
     try:
         path = Path(text)
         found = read_exact_text(path, newline=None) if path.is_file() else text
@@ -24,7 +24,16 @@ def read_text(text: str) -> str:
         raise DataError(f"{text} is a folder: give a file in it. To use it as words, pass it on standard input: -.")
     if found == text and FILE_NAME_PATTERN.fullmatch(text):
         raise DataError(f"{text} is not a file. To use it as words, pass it on standard input: -.")
-    return found
+    return require_utf8(found, "the text")
+
+
+def require_utf8(text: str, name: str) -> str:
+    """Return a text, or raise DataError if bytes of it are no characters, which Python reads as surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{name} is not UTF-8 text: its character {error.start} is a byte of no character.") from None
+    return text
 
 
 def read_exact_text(path: Path, newline: str | None = "") -> str:

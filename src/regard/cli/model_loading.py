@@ -6,6 +6,7 @@ import io
 import math
 import os
 import re
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
@@ -98,9 +99,12 @@ class TransformersModel:
 
         A text that has the tokens that begin every text, such as one that was read before, does not get them again.
         """
-        with silence_transformers():
-            found = self.tokenizer(text, return_tensors="pt", verbose=False)["input_ids"]
-            beginning = self._vocabulary.beginning
+        try:
+            with silence_transformers(), convert_panics():
+                found = self.tokenizer(text, return_tensors="pt", verbose=False)["input_ids"]
+                beginning = self._vocabulary.beginning
+        except Exception as error:  # tokenizers may raise anything for a damaged file
+            raise DataError(f"the tokenizer of {self.name} does not read this text: {format_first_line(error)}") from None
         if beginning and found[0, : 2 * len(beginning)].tolist() == 2 * beginning:
             found = found[:, len(beginning) :]
         whole = found.shape[1]
@@ -302,7 +306,8 @@ def load_transformers_model(name: str, kind: str, progress: LoadingProgress) -> 
 def load_tokenizer(transformers: Any, name: str, where: Mapping[str, Any]) -> Any:
     """Load a tokenizer by transformers; raise DataError if it cannot, and a folder has no file of one."""
     try:
-        return transformers.AutoTokenizer.from_pretrained(**where)
+        with convert_panics():
+            return transformers.AutoTokenizer.from_pretrained(**where)
     except Exception:  # transformers may raise anything where there is none
         refuse_missing_tokenizer(name, Path(where["pretrained_model_name_or_path"]))
         raise
@@ -312,6 +317,26 @@ def load_weights(transformers: Any, kind: str, where: Mapping[str, Any]) -> tupl
     """Load a model by a class of transformers, for evaluation; return it and the names of the weights that are missing."""
     model, found = getattr(transformers, kind).from_pretrained(**where, dtype="auto", output_loading_info=True)
     return model.eval(), found["missing_keys"]
+
+
+@contextlib.contextmanager
+def convert_panics() -> Iterator[None]:
+    """Raise the panic of a library in Rust, no Exception, as a RuntimeError, and drop what it has written to stderr."""
+    with tempfile.TemporaryFile() as held:
+        stderr = os.dup(2)
+        os.dup2(held.fileno(), 2)  # not sys.stderr, which Rust does not know
+        try:
+            yield
+        except (Exception, KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException as panic:
+            held.truncate(0)
+            raise RuntimeError(str(panic)) from None
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            held.seek(0)
+            os.write(2, held.read())
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 import math
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -72,6 +73,8 @@ def open_console(file: IO[str] | None = None, width: int | None = None) -> Conso
     stream = getattr(stream, "unescaped", stream)  # Screen escapes by itself, and has its own colors
     if hasattr(stream, "reconfigure"):
         stream.reconfigure(errors="replace")  # a terminal that cannot show √ shows ?
+    if width is None and "COLUMNS" in os.environ:
+        width = shutil.get_terminal_size().columns  # rich takes a 0 for a width
     colours: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"  # rich keeps bold and italics
     return EscapingConsole(file=stream, width=width, color_system=colours, markup=False, emoji=False, highlight=False)
 

@@ -6,10 +6,10 @@ file. Source: docs/gguf.md of https://github.com/ggml-org/ggml, and ggml-common.
 
 import mmap
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from regard.errors import RegardError, WeightsError
 from regard.weights.stored_tensor import describe_error
@@ -24,6 +24,18 @@ BYTES = {  # bytes of a block, by its number of elements and the type of the ten
     128: {41: 18},
     256: {10: 84, 11: 110, 12: 144, 13: 176, 14: 210, 15: 292, 16: 66, 17: 74, 18: 98, 19: 50, 21: 110, 22: 82, 23: 136}
     | {29: 56, 34: 54, 35: 66},
+}
+MANY = 2**31  # more than any model has of anything
+RANGES = {  # the least and the largest value of a setting, by its name without the architecture
+    "context_length": (1, MANY),
+    "embedding_length": (1, MANY),
+    "vocab_size": (1, MANY),
+    "attention.head_count": (0, MANY),  # 0 of a model without attention
+    "attention.head_count_kv": (0, MANY),
+    "attention.key_length": (1, MANY),
+    "attention.layer_norm_epsilon": (1e-30, 1.0),
+    "attention.layer_norm_rms_epsilon": (1e-30, 1.0),
+    "rope.freq_base": (1e-30, 1e30),
 }
 BLOCKS = {kind: (numbers, size) for numbers, sizes in BYTES.items() for kind, size in sizes.items()}
 
@@ -57,11 +69,11 @@ class Cursor:
         if self.at > len(self.data):
             raise EOFError("it ends before its last setting")
 
-    def read_number(self, code: str) -> int:
-        """Read a number, given its struct format code; return 0 for a float."""
+    def read_number(self, code: str) -> Any:
+        """Read a number, given its struct format code."""
         start = self.at
         self.skip(struct.calcsize(f"<{code}"))
-        return int(struct.unpack_from(f"<{code}", self.data, start)[0]) if code not in "fd" else 0
+        return struct.unpack_from(f"<{code}", self.data, start)[0]
 
     def read_text(self) -> str:
         """Read a short text."""
@@ -100,15 +112,24 @@ def read_tensors(cursor: Cursor) -> list[TensorEntry]:
     kind, alignment = settings.get("general.alignment", (UINT32, 32))
     if kind != UINT32 or alignment < 1 or alignment & (alignment - 1):
         raise ValueError(f"its alignment is {alignment}")
-    layers = next((number for name, (_, number) in settings.items() if name.endswith(".block_count")), 0)
-    if layers > count:
-        raise ValueError(f"it states {layers:,} layers but has {count:,} tensors")
+    check_settings({name.partition(".")[2]: (name, number) for name, (_, number) in settings.items()}, count)
     check_offsets(cursor, tensors, alignment)
     return tensors
 
 
-def read_setting(cursor: Cursor) -> tuple[int, int]:
-    """Return the type of a setting and, if it is a whole number, its value, else 0."""
+def check_settings(settings: Mapping[str, tuple[str, float | None]], count: int) -> None:
+    """Raise ValueError if a number of a model cannot be; they are by their names without the architecture."""
+    for key, (least, most) in (RANGES | {"block_count": (1, count)}).items():
+        name, number = settings.get(key, ("", None))
+        if number is not None and not least <= number <= most:  # NaN is not either
+            raise ValueError(f"its {name} is {number:,}, where {least:,} to {most:,} is expected")
+    width, heads = (settings.get(key, ("", None))[1] for key in ("embedding_length", "attention.head_count"))
+    if width and heads and width % heads and "attention.key_length" not in settings:
+        raise ValueError(f"its {heads} heads do not divide its width, {width}")
+
+
+def read_setting(cursor: Cursor) -> tuple[int, float | None]:
+    """Return the type of a setting and its value, None if it is no single number."""
     kind = cursor.read_number("I")
     if kind in SCALARS:
         return kind, cursor.read_number(SCALARS[kind])
@@ -120,7 +141,7 @@ def read_setting(cursor: Cursor) -> tuple[int, int]:
             cursor.skip(cursor.read_number("Q"))
     else:
         cursor.skip(count * struct.calcsize(f"<{SCALARS[inner]}"))
-    return kind, 0
+    return kind, None
 
 
 def read_tensor_entries(cursor: Cursor, count: int) -> Iterator[TensorEntry]:
