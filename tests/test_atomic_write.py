@@ -1,3 +1,6 @@
+import contextlib
+import gc
+import itertools
 import os
 import subprocess
 import sys
@@ -51,6 +54,55 @@ def test_what_is_no_file_is_never_replaced(tmp_path):
     assert pipe.is_fifo()
     assert folder.is_dir()
     assert not (tmp_path / "a").exists()
+
+
+def interrupt_at(number, function):
+    """Call a function and raise KeyboardInterrupt at a line that runs while files are written; return whether there is one."""
+    lines, files = itertools.count(), (atomic_write.__file__, contextlib.__file__, threading.__file__)
+
+    def trace(frame, event, argument):
+        if frame.f_code.co_filename not in files:
+            return None
+        if event == "line" and next(lines) == number:
+            raise KeyboardInterrupt
+        return trace
+
+    former = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(former)
+    return False
+
+
+def write_two_files(folder, text):
+    with write_atomically(folder / "a", folder / "b") as partials:
+        for path in partials:
+            path.write_text(text)
+
+
+def write_folder(folder, text):
+    with write_folder_atomically(folder / "a") as partial:
+        (partial / "b").write_text(text)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="no list of the open files of a process")
+@pytest.mark.parametrize(("write", "names"), [(write_two_files, ["a", "b"]), (write_folder, ["a"])])
+def test_an_interrupt_at_any_line_comes_out_and_leaves_nothing_beside_the_files(tmp_path, write, names):
+    write(tmp_path, "0")
+    gc.collect()
+    handles = os.listdir("/proc/self/fd")
+    for number in itertools.count():
+        is_interrupted = interrupt_at(number, lambda text=f"{number}": write(tmp_path, text))
+        assert sorted(path.name for path in tmp_path.iterdir()) == names
+        assert len({path.read_text() for path in tmp_path.rglob("?") if path.is_file()}) == 1
+        if not is_interrupted:
+            break
+    assert number > 50
+    assert os.listdir("/proc/self/fd") == handles
 
 
 def begin(code: str, *arguments: object) -> subprocess.Popen:

@@ -5,6 +5,7 @@ the process, and the next save of the same name on the same machine removes thos
 machines stay, and those on a file system without locks, since it is unknown whether their process still runs.
 """
 
+import _thread
 import errno
 import os
 import platform
@@ -13,9 +14,10 @@ import shutil
 import tempfile
 import threading
 import zlib
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 try:
     import fcntl
@@ -38,19 +40,29 @@ def write_atomically(*places: Path) -> Iterator[list[Path]]:
     for place in places:
         if place.exists() and not place.is_file():
             raise FileExistsError(errno.EEXIST, "it already exists and is not a file", str(place))
-    with ExitStack() as stack:
-        first = {place.parent: place for place in reversed(places)}  # a place in each folder
-        hidden = {folder: stack.enter_context(lock_hidden_folder(place)) for folder, place in first.items()}
+    first = {place.parent: place for place in reversed(places)}  # a place in each folder
+    with lock_hidden_folders(*first.values()) as folders:
+        hidden = dict(zip(first, folders, strict=True))
         partials = [hidden[place.parent] / place.name for place in places]
         modes = [find_new_file_mode(path) for path in partials]
         yield partials
-        for path, mode in zip(partials, modes, strict=True):
-            path.chmod(mode)
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-        with RENAMING:
-            for path, place in zip(partials, places, strict=True):
-                os.replace(path, place)
+        run_uninterrupted(replace_files, partials, modes, places)
+
+
+def replace_files(partials: Sequence[Path], modes: Sequence[int], places: Sequence[Path]) -> None:
+    """Write files to the disk and rename them onto their places."""
+    for path, mode in zip(partials, modes, strict=True):
+        path.chmod(mode)
+        write_to_disk(path)
+    with RENAMING:
+        for path, place in zip(partials, places, strict=True):
+            os.replace(path, place)
+
+
+def write_to_disk(path: Path) -> None:
+    """Return once the contents of a file are on the disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def describe_failed_write(what: str, place: Path | str, error: Exception) -> str:
@@ -62,17 +74,21 @@ def describe_failed_write(what: str, place: Path | str, error: Exception) -> str
 @contextmanager
 def write_folder_atomically(place: Path) -> Iterator[Path]:
     """Yield a folder to fill, which is renamed onto its place, replacing a former one, if the block succeeds."""
-    with lock_hidden_folder(place) as hidden:
+    with lock_hidden_folders(place) as (hidden,):
         (hidden / NEW).mkdir()
         yield hidden / NEW
-        for path in (hidden / NEW).iterdir():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-        with RENAMING:
-            replace_folder(hidden, place)
+        run_uninterrupted(replace_folder, hidden, place)
 
 
 def replace_folder(hidden: Path, place: Path) -> None:
+    """Write the new folder to the disk and rename it onto its place."""
+    for path in (hidden / NEW).iterdir():
+        write_to_disk(path)
+    with RENAMING:
+        rename_folder(hidden, place)
+
+
+def rename_folder(hidden: Path, place: Path) -> None:
     """Rename the new folder onto its place, and a former one out of it; of several processes each may be the last."""
     for attempt in range(100):
         with suppress(FileNotFoundError):
@@ -96,27 +112,88 @@ def restore_former_folder(hidden: Path, place: Path) -> None:
 
 
 @contextmanager
-def lock_hidden_folder(place: Path) -> Iterator[Path]:
-    """Make and lock a hidden folder beside a place, and remove it at the end; first remove leftovers of ended processes."""
-    remove_leftovers(place)
-    hidden, lock = make_locked_folder(place)
+def lock_hidden_folders(*places: Path) -> Iterator[list[Path]]:
+    """Make and lock a hidden folder beside each place, and remove them at the end; first remove those of ended processes."""
+    folders = [HiddenFolder(place) for place in places]
     try:
-        yield hidden
+        try:
+            for folder in folders:
+                run_uninterrupted(folder.create)
+            yield [folder.path for folder in folders]
+        finally:
+            for folder in folders:
+                run_uninterrupted(folder.remove)
     finally:
-        os.close(lock)  # before removing: a network file system keeps the name of an open file
-        shutil.rmtree(hidden, ignore_errors=True)
+        for folder in folders:
+            folder.remove()  # unless that has, as an interrupt may come before it has begun
 
 
-def make_locked_folder(place: Path) -> tuple[Path, int]:
-    """Make a hidden folder and a lock in it; return its path and the handle that holds the lock."""
-    while True:
-        hidden = Path(tempfile.mkdtemp(SUFFIX, make_prefix(place), place.parent))
-        with suppress(FileNotFoundError):  # another save removed it before it was locked
-            lock = os.open(hidden / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-            acquire_lock(lock, wait=True)
-            if (hidden / LOCK).exists():
-                return hidden, lock
-            os.close(lock)
+class HiddenFolder:
+    """A hidden folder beside a place, and the handle of the lock on it."""
+
+    path: Path
+    handle: int
+
+    def __init__(self, place: Path) -> None:
+        self.place, self.exists, self.is_locked = place, False, False
+
+    def create(self) -> None:
+        """Make and lock the folder."""
+        remove_leftovers(self.place)
+        while not self.is_locked:
+            self.path = Path(tempfile.mkdtemp(SUFFIX, make_prefix(self.place), self.place.parent))
+            self.exists = True
+            with suppress(FileNotFoundError):  # another save removed it before it was locked
+                self.handle = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+                acquire_lock(self.handle, wait=True)
+                self.is_locked = (self.path / LOCK).exists()
+                if not self.is_locked:
+                    os.close(self.handle)
+
+    def remove(self) -> None:
+        """Unlock and remove the folder, if it is there."""
+        if self.is_locked:
+            self.is_locked = False
+            os.close(self.handle)  # before removing: a network file system keeps the name of an open file
+        if self.exists:
+            shutil.rmtree(self.path, ignore_errors=True)
+            self.exists = False
+
+
+def run_uninterrupted(function: Callable[..., None], *arguments: Any) -> None:
+    """Call a function where no signal handler runs, such as that of Ctrl-C: in a thread other than the main one.
+
+    Its error is raised. What a handler raises meanwhile comes out once the function has ended.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        function(*arguments)
+        return
+    turns, outcomes, end = [None], list[BaseException | None](), threading.Lock()
+    end.acquire()
+
+    def run() -> None:
+        with suppress(IndexError):
+            turns.pop()
+            try:
+                function(*arguments)
+            except BaseException as error:  # raised below
+                outcomes.append(error)
+            outcomes.append(None)
+            end.release()
+
+    try:
+        _thread.start_new_thread(run, ())  # an interrupted threading.Thread or Event can keep its lock for good
+        end.acquire()
+    except RuntimeError:  # no thread can be started, as when Python ends
+        run()
+    finally:
+        try:
+            turns.pop()  # interrupted before the function has begun, which it does not do any more
+        except IndexError:
+            if not outcomes:
+                end.acquire()
+    if outcomes[0] is not None:
+        raise outcomes[0]
 
 
 def remove_leftovers(place: Path) -> None:

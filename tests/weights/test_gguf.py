@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regard.cli import model_loading
-from regard.cli.model_loading import BASE_MODEL, CAUSAL_LM, load_model, load_weights
-from regard.errors import RegardError, WeightsError
+from regard.cli.model_loading import BASE_MODEL, CAUSAL_LM, convert_panics, load_model, load_weights
+from regard.errors import DataError, RegardError, WeightsError
 from regard.weights.gguf import read_layout
 from weights import gguf_files
 from weights.damage import attempt, damage, differing
@@ -69,6 +69,17 @@ def test_a_file_that_does_not_fit_itself_is_refused(tmp_path, content, sentence)
 
 
 @pytest.mark.slow
+@needs_gguf
+def test_a_panic_of_the_library_of_tokenizers_is_an_error_like_any_other(tmp_path, capfd):
+    (tmp_path / "m.gguf").write_bytes(change_setting("tokenizer.ggml.merges", [*gguf_files.PAIRS, "o h"]))
+    with pytest.raises(DataError, match=r"m\.gguf could not be loaded: "):
+        load_model(str(tmp_path / "m.gguf"))
+    assert not capfd.readouterr().err
+    for error in (KeyboardInterrupt, SystemExit):
+        with pytest.raises(error), convert_panics():
+            raise error
+
+
 def test_every_truncation_is_refused(tmp_path):
     content = gguf_files.write(tmp_path / "m.gguf")
     for length in (*range(0, 6000, 3), *range(6000, len(content), 501)):

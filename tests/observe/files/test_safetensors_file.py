@@ -92,14 +92,21 @@ def test_half_precision_and_some_heads_of_grouped_keys_come_back(tmp_path):
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="this system does not list what a process has mapped")
-def test_tensors_are_mapped_from_the_file_rather_than_read(tmp_path):
+@pytest.mark.parametrize("is_large", [True, False])
+def test_tensors_are_mapped_from_a_large_file_and_do_not_depend_on_any_other(tmp_path, monkeypatch, is_large):
     model = gpt2()
     with record(model) as recording:
         model(words(1, 512))
     recording.save(tmp_path / "mapped.reg")
-    found = load(tmp_path / "mapped.reg")
-    with open("/proc/self/maps") as maps:
-        assert any("mapped.reg" in line for line in maps)
+    if is_large:
+        monkeypatch.setattr(safetensors_file, "MOST_READ_BYTES", 1000)
+    for verify in (True, False):
+        found = load(tmp_path / "mapped.reg", verify=verify)
+        with open("/proc/self/maps") as maps:
+            assert any("mapped.reg" in line for line in maps) is is_large
+        assert_equal_maps(found.map(2), recording.map(2))
+    if not is_large:
+        os.truncate(tmp_path / "mapped.reg", 0)
     assert_equal_maps(found.map(2), recording.map(2))
 
 

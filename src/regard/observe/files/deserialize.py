@@ -39,10 +39,10 @@ WRONG = (RegardError, ValueError, TypeError, LookupError, AttributeError, Recurs
 
 
 def load(path: str | Path, *, verify: bool = True) -> Recording:
-    """Return the recording in a file that recording.save wrote, with memory-mapped tensors.
+    """Return the recording in a file that recording.save wrote; the tensors of one above 256 MiB are memory-mapped.
 
-    `verify` reads the whole file once and compares every tensor with its checksum; otherwise tensors are read when needed and
-    only the header is compared. Files before version 3 have no checksums.
+    `verify` reads the whole file once and compares every tensor with its checksum; otherwise mapped tensors are read when
+    needed and only the header is compared. Files before version 3 have no checksums.
     Raises DataError, stating what was expected, if the file is missing, truncated, damaged, foreign or newer.
     """
     header, tensors = safetensors_file.read_file(Path(check_path("path", path)), check_instance("verify", verify, bool))

@@ -1,4 +1,4 @@
-"""The file of a recording: safetensors with a JSON header and checksums, memory-mapped, never a pickle."""
+"""The file of a recording: safetensors with a JSON header and checksums, memory-mapped if large, never a pickle."""
 
 import json
 from contextlib import suppress
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load, save_file
 from torch import Tensor
 
 from regard.atomic_write import describe_failed_write, write_atomically
@@ -20,6 +20,7 @@ FORMAT, VERSION = "regard recording", 8
 # of a file without; earlier code reads it
 BEFORE_RECURRENCES, BEFORE_DIAGONALS, BEFORE_PRODUCTS, BEFORE_GROUPS, BEFORE_GRIDS = 3, 4, 5, 6, 7
 HEADER, SUMS, SUM = "recording", "checksums", "checksum"  # metadata: our header, checksums of tensors, of the rest
+MOST_READ_BYTES = 2**28  # of a file; a larger one is memory-mapped
 ATTEMPTS = 100  # to read a file that is being replaced
 
 
@@ -76,13 +77,10 @@ def read_identity(path: Path) -> tuple[int, ...]:
 def read_once(path: Path, verify: bool) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the header and the tensors of a file, assuming that it is not replaced meanwhile. Raises DataError."""
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            version = parse_version(path, metadata)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            if version >= 3:
-                verify_checksums(path, metadata, tensors, verify)
-            header = json.loads(metadata[HEADER])
+        metadata, tensors = read_tensors(path) if path.stat().st_size <= MOST_READ_BYTES else map_tensors(path)
+        if parse_version(path, metadata) >= 3:
+            verify_checksums(path, metadata, tensors, verify)
+        header = json.loads(metadata[HEADER])
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from None
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:  # RuntimeError: an impossible shape
@@ -90,6 +88,20 @@ def read_once(path: Path, verify: bool) -> tuple[dict[str, Any], dict[str, Tenso
     if not isinstance(header, dict):
         raise build_damage_error(path, ValueError("its header is not a JSON object"))
     return header, tensors
+
+
+def read_tensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Return the metadata and the tensors of a file, which do not depend on it any more."""
+    content = path.read_bytes()
+    tensors = load(content)
+    head = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    return head.get("__metadata__") or {}, tensors
+
+
+def map_tensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Return the metadata and the tensors of a file, memory-mapped: a program that truncates the file ends this one."""
+    with safe_open(path, framework="pt") as file:
+        return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
 def parse_version(path: Path, metadata: dict[str, str]) -> int:
