@@ -21,7 +21,8 @@ from regard.observe.recording_watcher import RecordingWatcher
 from regard.observe.stored_calls.selection import Selection
 from regard.observe.stored_calls.tensor_store import Store
 
-Parameters, Entered = ParamSpec("Parameters"), TypeVar("Entered")
+Parameters = ParamSpec("Parameters")
+Entered = TypeVar("Entered")
 
 
 class SingleUse(AbstractContextManager[Entered], Generic[Entered]):

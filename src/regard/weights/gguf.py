@@ -128,7 +128,7 @@ def check_settings(settings: Mapping[str, tuple[str, float | None]], count: int)
         raise ValueError(f"its {heads} heads do not divide its width, {width}")
 
 
-def read_setting(cursor: Cursor) -> tuple[int, float | None]:
+def read_setting(cursor: Cursor) -> tuple[int, Any]:
     """Return the type of a setting and its value, None if it is no single number."""
     kind = cursor.read_number("I")
     if kind in SCALARS:
