@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from regard import AttentionMap, attend
+from regard.observe.recorded_runs.words import select_axis_words
 from regard.observe.recording import Recording
 from strategies import Asked
 
@@ -33,6 +34,9 @@ class Recorded(Recording):
 
     def layers(self, kind="self", part=None):
         return [] if kind == "implicit" else self.names
+
+    def words(self, layer, kind="self", part=None):
+        return select_axis_words(self.tokens, kind, self.names[self.number(layer)])
 
     def find_gap(self, layers, part):
         return None

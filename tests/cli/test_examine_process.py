@@ -81,7 +81,7 @@ def test_a_whole_model_is_examined(file):
     )
     code, out, _ = collect_result([f"{file}:model"])
     assert code == 0
-    assert "recorded weights of 2" in out
+    assert "in 2 layers, by the masks of the recorded calls" in out
 
 
 @pytest.mark.parametrize(

@@ -194,11 +194,11 @@ def test_numbers_below_0_choose_the_layers_that_map_counts_from_the_end(name, la
 
 
 def test_the_last_layer_of_a_generation_is_that_of_the_whole(tmp_path):
-    model, _ = make_model_and_inputs("llama")
+    model = gpt2()
     ids, maps = torch.randint(3, 50, (2, 4), generator=torch.Generator().manual_seed(0)), []
     for layers in (None, [-1]):
         with record(model, layers=layers) as recording:
-            model.generate(ids, max_new_tokens=3, do_sample=False)
+            model.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0)
         maps.append(recording.map(-1).dense())
     assert torch.equal(*maps)
     assert len({call.name for call in recording.calls}) == 1

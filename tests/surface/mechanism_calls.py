@@ -73,7 +73,10 @@ CALLS = [
     Call("Window", regard.Window, dict, {"left": BOUND, "right": BOUND}),
     Call("Prefix", regard.Prefix, lambda: {"n": 2}, {"n": COUNT}),
     Call(
-        "Padding", regard.Padding, lambda: {"lengths": [1, 2]}, {"lengths": without(COUNT, "an empty list", "a list", "uint8")}
+        "Padding",
+        regard.Padding,
+        lambda: {"lengths": [1, 2], "side": "left"},
+        {"lengths": without(COUNT, "an empty list", "a list", "uint8"), "side": wrong.CHOICE},
     ),
     Call(
         "Documents",

@@ -80,15 +80,16 @@ def complete_text(text: Any = "a", max_new_tokens: Any = 2, **settings: Any) -> 
 
 SETTINGS: dict[str, Wrong] = {
     "max_new_tokens": COUNT,
-    "temperature": NUMBER | constant(negative=-1.0, infinity=float("inf")),
+    "temperature": without(NUMBER, "none") | constant(negative=-1.0, infinity=float("inf")),
     "top_k": without(COUNT, "huge", "none", "beyond floats"),
-    "top_p": NUMBER | constant(negative=-1.0, above_1=1.5),
-    "min_p": NUMBER | constant(negative=-1.0, above_1=1.5),
+    "top_p": without(NUMBER, "none") | constant(negative=-1.0, above_1=1.5),
+    "min_p": without(NUMBER, "none") | constant(negative=-1.0, above_1=1.5),
     "beams": SIZE,
     "seed": without(COUNT, "none", "negative"),
 }
 SETTINGS |= {
-    "repetition_penalty": NUMBER | constant(negative=-1.0, infinity=float("inf"), nothing=0.0, overflowing=1e-40),
+    "repetition_penalty": without(NUMBER, "none")
+    | constant(negative=-1.0, infinity=float("inf"), nothing=0.0, overflowing=1e-40),
     "stop": wrong.FRACTIONS | wrong.DTYPES | constant(bytes=b"1", an_object=object(), a_dict={"a": 1}, huge=10**30),
     "end": without(COUNT, "none"),
     "draft": without(OBJECT, "none"),

@@ -226,6 +226,7 @@ CALLS = [
             "order": without(SCALARS, "none") | wrong.FRACTIONS | constant(a_number=3, twice=[0, 1, 2, 3, 4, 4]),
             "names": without(SCALARS, "an empty list", "a list", "a list of strings") | constant(a_number=3),
             **dict.fromkeys(("has_queries", "has_keys"), SCALARS | constant(a_number=1)),
+            "extent": without(SCALARS, "none") | wrong.FRACTIONS | constant(a_number=3, empty=(0.0, 0.0, 0.0, 1.0)),
         },
     ),
     method(
@@ -274,6 +275,7 @@ CALLS = [
             "prompt": COUNT,
             "frames": without(COUNT, "none", "huge") | constant(zero=0),
             "median": COUNT | constant(zero=0, even=4),
+            "rule": wrong.CHOICE,
         },
     ),
     Call(

@@ -68,6 +68,7 @@ NOT_CALLED_BY_USERS = {  # methods of public classes that other code of ours cal
             "from_arguments",
             "transform_parts",
             "truncate",
+            "for_keys",
             "select_heads",
             "remove_padding",
         )

@@ -209,13 +209,8 @@ class Padding(Mask):
     def truncate(self, queries: int | None = None, keys: int | None = None) -> Mask:
         if keys is None:
             return self
-        self.require_known_end()
+        require_known_end(self)
         return self if self.real is None else Padding(self.real[:, :keys])
-
-    def require_known_end(self) -> None:
-        """Raise ConfigError for the last keys of an unknown number of keys."""
-        if self.real is None and self.side == "left":
-            raise ConfigError(f"{self} depends on the number of keys: use mask.table(q, k), or mask.for_keys(k) in its place.")
 
     def find_key_ranges(self, q: int, k: int, offset: int) -> KeyRanges | None:
         if self.for_keys(k) is not self:
@@ -224,7 +219,7 @@ class Padding(Mask):
         return clamp_key_ranges(torch.zeros_like(stop), stop, k)
 
     def can_see(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
-        self.require_known_end()
+        require_known_end(self)
         row = broadcast_index(b, self.batch)
         if self.real is not None:
             return self.real.to(j.device)[row, j]
@@ -254,6 +249,12 @@ class Padding(Mask):
         if self.real is not None:
             return f"Padding(table {tuple(self.real.shape)})"
         return f"Padding(lengths={self.lengths}{'' if self.side == 'right' else ', side=' + repr(self.side)})"
+
+
+def require_known_end(padding: Padding) -> None:
+    """Raise ConfigError for the last keys of an unknown number of keys."""
+    if padding.real is None and padding.side == "left":
+        raise ConfigError(f"{padding} depends on the number of keys: use mask.table(q, k), or mask.for_keys(k) in its place.")
 
 
 @dataclass(frozen=True, eq=False)

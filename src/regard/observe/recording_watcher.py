@@ -99,8 +99,9 @@ class RecordingWatcher:
     def handle_call(self, call: AttentionCall, adapter: CallAdapter, name: str, proceed: NextHandler) -> Any:
         """Run the call unchanged and record it; return a map in place of the weights if the caller asked for weights."""
         result, context = self.link_context(proceed(call, adapter), adapter)
-        dtype = cast_for_autocast(call, call.q[:0]).dtype
-        graph = None if context is None else CallGraph.from_call(call, context, dtype, name)
+        graph = None
+        if context is not None:
+            graph = CallGraph.from_call(call, context, cast_for_autocast(call, call.q[:0]).dtype, name)
         answer = None
         try:
             with disable_tracking():

@@ -158,8 +158,8 @@ def test_generations_that_take_turns_keep_their_own_states_where_those_of_the_fi
     with record(model) as recording:
         sequence = generate(model, tokens, 7, guidance_scale=1.7)
     assert not recording.missed
-    assert [run.map(1).shape[2:] for run in recording.runs] == [(7, 7), (19, 19)]
-    for found, read in zip(recording.runs, (sequence[:, 12:-1], sequence[:, :-1]), strict=True):
+    assert [run.map(1).shape[2:] for run in recording.runs] == [(19, 19), (7, 7)]
+    for found, read in zip(recording.runs, (sequence[:, :-1], sequence[:, 12:-1]), strict=True):
         with record(model) as expected:
             run(model, read)
         for kind in ("self", "implicit"):

@@ -91,8 +91,9 @@ def intercept_multi_head(func: Callable[..., Any], query: Tensor, key: Tensor, v
     given = asked.arguments
     with disable_modes():
         crosses = not is_same_tensor(query, key) and has_separate_inputs(query, key)
+        sequences = tuple(x.transpose(0, 1) for x in (query, key) if x.dim() == 3)
     if not given["need_weights"]:
-        return call_with_patches(run, crosses, tuple(x.transpose(0, 1) for x in (query, key) if query.dim() == 3))
+        return call_with_patches(run, crosses, sequences)
 
     def read_call() -> tuple[AttentionCall, CallAdapter]:
         return read_multi_head(
