@@ -51,9 +51,9 @@ def compute_statistics(steps: Steps) -> ScoreStatistics:
 
 
 def softmax_gradients(scores: Tensor) -> Tensor:
-    """Compute ∂ softmax(s) / ∂ s of each row, (rows, k, k), by automatic differentiation."""
-    derivative: Tensor = torch.func.vmap(torch.func.jacrev(softmax.stable))(scores)
-    return derivative
+    """Compute ∂ softmax(s) / ∂ s = diag(w) - w wᵀ of each row, (rows, k, k)."""
+    weights = softmax.stable(scores)
+    return weights.diag_embed() - weights[:, :, None] * weights[:, None, :]
 
 
 def build_scale_example() -> Example:

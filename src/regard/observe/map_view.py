@@ -244,7 +244,7 @@ class MapView:
     def can_see(self, row: int, head: int, queries: Tensor, keys: Tensor) -> Tensor:
         """Return whether queries may see keys, by index, the two broadcasting."""
         plane = self.get_plane(row, head)
-        seen = plane.can_see(queries, keys).expand(torch.broadcast_shapes(queries.shape, keys.shape))
+        seen = plane.can_see(queries, keys).expand(torch.broadcast_tensors(queries, keys)[0].shape)
         return seen if plane.bias is None else seen & ~(plane.bias[queries, keys] <= self.hiding_bias)
 
     @property

@@ -64,6 +64,22 @@ def test_what_is_loaded_beside_a_server_is_waited_for_where_the_process_ends(rec
         waits.set()
 
 
+OPENING = """
+import sys, regard
+from regard.show.page.server import make_server, preload_modules
+server = make_server(regard.GPT2.load("pocket"))
+preload_modules()
+server.prepare_opening()
+print(len(server.page.session._entries), {"sympy", "torch._dynamo", "triton"} & set(sys.modules))
+"""
+
+
+@pytest.mark.slow
+def test_what_a_page_opens_on_needs_no_compiler_of_torch():
+    found = subprocess.run([sys.executable, "-c", OPENING], capture_output=True, text=True, check=True)
+    assert found.stdout == "1 set()\n"  # together they would take 140 MB
+
+
 def test_an_address_that_is_taken_is_said(recording):
     with open_client(recording) as client, pytest.raises(ConfigError, match="is in use by another program"):
         make_server(recording, port=client.address.port)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -299,7 +300,7 @@ def iterate_layers(entry: RecordingEntry, attention: AttentionLayers, alive: Ali
 
 def find_maximum(attention: AttentionLayers, layer: int, weights: Tensor) -> tuple[HeadPlace, int, int]:
     """Return the head, the query and the key of the largest of a layer's weights (h, q, k)."""
-    head, q, k = (int(one) for one in torch.unravel_index(weights.argmax(), weights.shape))
+    head, q, k = (int(one) for one in np.unravel_index(int(weights.argmax()), weights.shape))
     return HeadPlace(attention.kind, attention.part, 0, layer, head), q, k
 
 

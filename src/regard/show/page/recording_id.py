@@ -4,6 +4,7 @@ import hashlib
 import re
 from collections.abc import Iterable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -76,5 +77,5 @@ def sample_tensors(tensors: Iterable[Tensor]) -> Iterable[bytes]:
         yield repr((tuple(tensor.shape), str(tensor.dtype))).encode()
         if tensor.numel():
             places = torch.linspace(0, tensor.numel() - 1, min(SAMPLED, tensor.numel()), dtype=torch.float64).long()
-            index = torch.unravel_index(places, tensor.shape) if tensor.dim() else ()
+            index = np.unravel_index(places.numpy(), tensor.shape) if tensor.dim() else ()  # torch's imports sympy: 30 MB
             yield tensor.detach()[index].cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

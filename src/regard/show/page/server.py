@@ -129,6 +129,7 @@ class Server:
                 self.check_running()
                 time.sleep(0.1)
             self.page.session.prepare_opening(self.check_running)
+            self.page.executor.trimmer()
 
     def check_running(self) -> None:
         """Raise InterruptedError once the server stops."""
