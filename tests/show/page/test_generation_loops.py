@@ -45,7 +45,7 @@ def test_who_waits_for_loops_and_goes_away_waits_no_longer(compiling):
 def test_the_model_is_free_for_others_while_one_waits_for_loops(compiling):
     session = Session(None, make_writer())
     assert next(session.generate_text(GenerationRequest("CCAB", 3, 1.0), lambda: None)) == {"compiling": True}
-    assert not session._model_lock.locked()
+    assert not session._model_lock.is_held
 
 
 def test_the_loops_of_a_model_are_compiled_once(monkeypatch):

@@ -52,7 +52,7 @@ def test_a_head_that_is_gone_over(path, monkeypatch):
     q = torch.randn(1, 1, 97, 5, generator=torch.Generator().manual_seed(0))
     with open_client(rows_and_keys(q, q)) as client:
         ask_and_leave(client, held, f"/api/r/r1/{path}")
-        wait_until(lambda: not any(one.is_busy() for one in client.server.page.session.list_opened()))
+        wait_until(lambda: not any(one.is_busy() for one in client.server.page.session._opened.values()))
         assert held.times == 1
         assert client.lines("/api/r/r1/open")[-1]["levels"] == 1  # who comes next goes on from there
         assert held.times == STRIPS
@@ -73,7 +73,7 @@ def test_a_model_in_the_middle_of_what_it_reads(path, more):
     own.model.get_submodule("blocks.1").register_forward_hook(lambda *_: after.append(1))
     with open_client(record_sorter(), adapter=own) as client:
         ask_and_leave(client, held, f"/api/{path}", {"text": "CCAB", **more})
-        wait_until(lambda: not client.server.page.session._model_lock.locked())
+        wait_until(lambda: not client.server.page.session._model_lock.is_held)
         assert (held.times, after) == (1, [])
         assert [one["id"] for one in client.json("/api/start")["recordings"]] == client.ids
         assert client.post("/api/type", {"text": "CCAB"})[0] == 200
@@ -91,7 +91,7 @@ def test_a_model_that_is_asked_who_sees_whom():
         own.model.get_submodule("blocks.0").register_forward_pre_hook(lambda *_: before.append(1))
         own.model.get_submodule("blocks.1").register_forward_hook(lambda *_: after.append(1))
         ask_and_leave(client, held, path, {"sees": "earlier"})
-        wait_until(lambda: not client.server.page.session._model_lock.locked())
+        wait_until(lambda: not client.server.page.session._model_lock.is_held)
         assert (before, after) == ([1], [])
         assert client.post(path, {"sees": "earlier"})[0] == 200
         assert after
@@ -103,7 +103,7 @@ def test_a_model_that_writes(monkeypatch):
     monkeypatch.setattr(model_adapter, "describe_tokens", lambda steps, *given: describe(map(held, steps), *given))
     with open_client(record_sorter(), adapter=make_sorter()) as client:
         ask_and_leave(client, held, "/api/generate", {"text": "CCAB", "tokens": 5, "temperature": 1})
-        wait_until(lambda: not client.server.page.session._model_lock.locked())
+        wait_until(lambda: not client.server.page.session._model_lock.is_held)
         assert held.times == 1
         assert [one["id"] for one in client.json("/api/start")["recordings"]] == client.ids
 
@@ -126,7 +126,7 @@ def test_a_model_that_takes_long_for_each_token(monkeypatch):
             wait_until(lambda: held.times == 2)
         client.idle()
         held.go_on.set()
-        wait_until(lambda: not client.server.page.session._model_lock.locked())
+        wait_until(lambda: not client.server.page.session._model_lock.is_held)
         assert (held.times, len(after)) == (2, 1)  # it stopped within the forward of the second token
 
 
@@ -136,7 +136,7 @@ def test_a_model_that_reads_what_it_wrote(monkeypatch):
     monkeypatch.setattr(model_adapter, "record_rest", held := Held(model_adapter.record_rest))
     with open_client(record_sorter(), adapter=own) as client:
         ask_and_leave(client, held, "/api/generate", {"text": "CCAB", "tokens": 5, "temperature": 1})
-        wait_until(lambda: not client.server.page.session._model_lock.locked())
+        wait_until(lambda: not client.server.page.session._model_lock.is_held)
         assert (held.times, len(after)) == (1, 5)  # forwards of the tokens, and none over the text
         assert list(client.server.page.session._entries) == client.ids
         assert client.post("/api/generate", {"text": "CCAB", "tokens": 5, "temperature": 1})[0] == 200

@@ -1,11 +1,13 @@
 import json
 import threading
+import time
+from contextlib import ExitStack
 
 import pytest
 
-from regard.show.page import ndjson
-from regard.show.page.executor import DisconnectedError
-from show.page.server_client import join_server_threads, open_client, wait_until
+from regard.show.page import executor, model_adapter, ndjson
+from regard.show.page.executor import LONG_THREADS, DisconnectedError
+from show.page.server_client import join_server_threads, make_sorter, make_writer, open_client, wait_until
 
 
 @pytest.fixture
@@ -63,6 +65,38 @@ def test_no_more_is_computed_for_a_client_that_has_gone(recording, monkeypatch):
         client.idle()
         go_on.set()
     assert computed == [0]
+
+
+def test_clients_that_do_not_read_hold_no_thread(recording, monkeypatch):
+    monkeypatch.setattr("regard.show.page.routes.stream_head", lambda *_: ({"done": "a" * 2**16} for _ in range(200)))
+    with open_client(recording, adapter=make_sorter()) as client, ExitStack() as stack:
+        for _ in range(LONG_THREADS):
+            stack.enter_context(client.leaving("/api/r/r1/open"))
+        wait_until(lambda: client.server.page.executor.request_count == LONG_THREADS)
+        assert client.post("/api/type", {"text": "CCAB"})[0] == 200
+        assert client.server.page.executor.request_count == LONG_THREADS
+
+
+def test_texts_that_nobody_reads_keep_no_visitor_waiting(monkeypatch):
+    describe = model_adapter.describe_tokens
+    monkeypatch.setattr(model_adapter, "describe_tokens", lambda steps, *more: describe(slow_down(steps), *more))
+    monkeypatch.setattr(executor, "MAX_TEXTS", 2)
+    text = {"text": "CCAB", "tokens": 300, "temperature": 1}
+    with join_server_threads(), open_client(adapter=make_writer()) as client, ExitStack() as stack:
+        unread = [stack.enter_context(client.leaving("/api/generate", text)) for _ in range(5)]
+        for oldest in unread[:3]:
+            with oldest.makefile("rb") as answer:
+                assert any(b"newer texts" in line for line in answer)
+        for path, tokens in (("type", 1), ("generate", 5)):
+            assert client.post(f"/api/{path}", text | {"tokens": tokens})[0] == 200
+        assert client.server.page.executor.texts  # one is written still
+
+
+def slow_down(steps):
+    """Steps that take 20 ms each: 6 s for a text that is asked for here."""
+    for step in steps:
+        time.sleep(0.02)
+        yield step
 
 
 def test_what_fails_before_the_first_line_has_its_status(client):

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,14 +13,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from regard.errors import RegardError
+from regard.malloc import set_mmap_threshold, trim_heap
 from regard.show.page.head_pictures import Alive, OpenedHead
 from regard.show.page.json_encoding import encode_json
-from regard.show.page.malloc_trim import MemoryTrimmer
 from regard.show.page.params import MissingError
 
 QUICK_THREADS, LONG_THREADS = 2, 2  # threads; each keeps some memory once it has computed
+MAX_TEXTS = 16  # texts that are written at a time, each in a thread; a newer one ends the oldest with status 503
 MAX_REQUESTS = 64  # maximum concurrent requests; others get status 503
 ANSWER_SECONDS = 300.0
+TRIM_SECONDS = 3.0  # between two times that freed memory is returned to the system
+LARGE_BYTES = 2**20  # of blocks returned at once; glibc's own threshold grows with what is freed, up to 32 MiB
 LOG = logging.getLogger("regard.page")
 
 
@@ -31,14 +35,28 @@ class BusyError(RegardError):
     """More requests than the limit."""
 
 
+class RequestState:
+    """What a request has become: `error` is raised in the threads that work for it."""
+
+    error: Exception | None = None
+
+    def check(self) -> None:
+        """Raise the error, if there is one."""
+        if self.error is not None:
+            raise self.error
+
+
 class RequestExecutor:
     """Threads for work that takes time, and a count of the active requests."""
 
     def __init__(self) -> None:
         self.quick = make_single_core_pool(QUICK_THREADS, "regard-page")
         self.long = ThreadPoolExecutor(LONG_THREADS, "regard-page-long")
+        self.writing = ThreadPoolExecutor(MAX_TEXTS, "regard-page-writing")
         self.request_count = 0
-        self.trimmer = MemoryTrimmer()
+        self.texts: list[RequestState] = []  # those that are written, the oldest first
+        self.next_trim = 0.0
+        set_mmap_threshold(LARGE_BYTES)
 
     async def run_request(
         self,
@@ -50,11 +68,10 @@ class RequestExecutor:
     ) -> Response:
         """Run `work` in a thread with what `take` returns for each of these heads, once computed, and return its response.
 
-        The function alive() that `work` receives raises GoneError once the client has disconnected or the time is up.
+        The function alive() that `work` receives raises DisconnectedError once the client has disconnected or the time is up.
         """
-        stop = threading.Event()
-        self.begin_request()
-        doing: asyncio.Future[Any] = asyncio.ensure_future(self.run_work(work, heads, take, make_alive_check(stop), long))
+        state = self.begin_request()
+        doing: asyncio.Future[Any] = asyncio.ensure_future(self.run_work(work, heads, take, state.check, long))
         leaving: asyncio.Future[Any] = asyncio.ensure_future(wait_for_disconnect(request))
         try:
             await asyncio.wait({doing, leaving}, timeout=ANSWER_SECONDS, return_when=asyncio.FIRST_COMPLETED)
@@ -67,7 +84,7 @@ class RequestExecutor:
         except (RegardError, ValueError) as error:
             return make_error_response(get_status(error), describe_error(error))
         finally:
-            self.end_request(stop)
+            self.end_request(state)
             leaving.cancel()
             doing.add_done_callback(lambda done: done.cancelled() or done.exception())  # else asyncio logs it
             doing.cancel()
@@ -93,22 +110,31 @@ class RequestExecutor:
             del opened
         return await run(self.long if long else self.quick, work, alive, found)
 
-    def begin_request(self) -> None:
-        """Count one more request. Raises BusyError at the limit."""
+    def begin_request(self, is_text: bool = False) -> RequestState:
+        """Count one more request, and end the oldest text where one more is written. Raises BusyError at the limit."""
         if self.request_count >= MAX_REQUESTS:
             raise BusyError(f"{MAX_REQUESTS} requests are being answered; try again in a moment.")
         self.request_count += 1
+        state = RequestState()
+        if is_text:
+            self.texts.append(state)
+            for oldest in self.texts[:-MAX_TEXTS]:
+                oldest.error = BusyError(f"{MAX_TEXTS} newer texts are being written; try again in a moment.")
+        return state
 
-    def end_request(self, stop: threading.Event) -> None:
+    def end_request(self, state: RequestState) -> None:
         """End a request and the work that still runs for it."""
-        stop.set()
+        state.error = DisconnectedError()
         self.request_count -= 1
-        if self.trimmer.is_due():
-            self.long.submit(self.trimmer)
+        if state in self.texts:
+            self.texts.remove(state)
+        if time.monotonic() >= self.next_trim:
+            self.next_trim = time.monotonic() + TRIM_SECONDS
+            self.long.submit(trim_heap)
 
     def close(self) -> None:
         """Shut down the threads; queued work is canceled."""
-        for pool in (self.quick, self.long):
+        for pool in (self.quick, self.long, self.writing):
             pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -130,16 +156,6 @@ def make_single_core_pool(count: int, name: str) -> ThreadPoolExecutor:
     begun.wait()
     torch.set_num_threads(before)  # for threads started later
     return pool
-
-
-def make_alive_check(stop: threading.Event) -> Alive:
-    """Return a function that raises GoneError once `stop` is set."""
-
-    def check_alive() -> None:
-        if stop.is_set():
-            raise DisconnectedError
-
-    return check_alive
 
 
 async def wait_for_disconnect(request: Request) -> None:

@@ -1,27 +1,20 @@
-"""Streaming responses: one object per line, sent as it is computed, as long as the client reads."""
+"""Streaming responses: one object per line, sent as it is computed; no thread waits for a client that does not read."""
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from regard.show.page.executor import (
-    DisconnectedError,
-    RequestExecutor,
-    describe_error,
-    get_status,
-    make_alive_check,
-    wait_for_disconnect,
-)
+from regard.show.page.executor import DisconnectedError, RequestExecutor, describe_error, get_status, wait_for_disconnect
 from regard.show.page.head_pictures import Alive
 from regard.show.page.json_encoding import encode_json
 
-MAX_BUFFERED_LINES = 16  # maximum lines buffered for a client
 MAX_STREAM_SECONDS = 3600.0
+Lines = Callable[[Alive], Iterator[dict[str, Any]]]
 
 
 class StreamLine(NamedTuple):
@@ -35,32 +28,26 @@ class StreamLine(NamedTuple):
 class NdjsonResponse(Response):
     """An NDJSON response, an object per line as it is computed; an error is the last line of a stream that failed.
 
-    What fails before its first line is an error response with its status instead.
+    What fails before its first line is an error response with its status instead. With `is_text` a model writes it.
     """
 
     media_type = "application/x-ndjson"
 
-    def __init__(self, desk: RequestExecutor, request: Request, lines: Callable[[Alive], Iterator[dict[str, Any]]]) -> None:
+    def __init__(self, executor: RequestExecutor, request: Request, lines: Lines, is_text: bool = False) -> None:
         super().__init__(headers={"cache-control": "no-store"})
-        self.executor, self.request, self.lines = desk, request, lines
+        self.executor, self.request, self.lines, self.is_text = executor, request, lines, is_text
         del self.headers["content-length"]
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        self.executor.begin_request()
-        stop, room = threading.Event(), threading.Semaphore(MAX_BUFFERED_LINES)
+        state = self.executor.begin_request(self.is_text)
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[StreamLine]()
-        alive = make_alive_check(stop)
 
         def put_line(line: StreamLine) -> None:
-            alive()
-            while not room.acquire(timeout=0.1):
-                alive()
-            try:
+            with suppress(RuntimeError):  # the event loop is closed
                 loop.call_soon_threadsafe(queue.put_nowait, line)
-            except RuntimeError:  # the event loop is closed
-                raise DisconnectedError from None
 
-        doing = loop.run_in_executor(self.executor.long, run_iterator, self.lines, alive, put_line)
+        pool = self.executor.writing if self.is_text else self.executor.long
+        doing = loop.run_in_executor(pool, run_iterator, self.lines, state.check, put_line)
         leaving: asyncio.Future[Any] = asyncio.ensure_future(wait_for_disconnect(self.request))
         try:
             until, has_begun, line = time.monotonic() + MAX_STREAM_SECONDS, False, StreamLine()
@@ -70,11 +57,10 @@ class NdjsonResponse(Response):
                     await send({"type": "http.response.start", "status": line.status, "headers": self.make_headers(line)})
                 has_begun = True
                 await send({"type": "http.response.body", "body": line.data, "more_body": not line.last})
-                room.release()
         except DisconnectedError:
             pass
         finally:
-            self.executor.end_request(stop)
+            self.executor.end_request(state)
             leaving.cancel()
             doing.cancel()
 
@@ -86,7 +72,7 @@ class NdjsonResponse(Response):
 
 
 async def wait_for_line(queue: "asyncio.Queue[StreamLine]", leaving: "asyncio.Future[Any]", until: float) -> StreamLine:
-    """Return the next line, or an error line where the time is up. Raises GoneError where the client has disconnected."""
+    """Return the next line, or an error line where the time is up. Raises DisconnectedError where the client has gone."""
     getting: asyncio.Future[StreamLine] = asyncio.ensure_future(queue.get())
     try:
         await asyncio.wait({getting, leaving}, timeout=max(until - time.monotonic(), 0), return_when=asyncio.FIRST_COMPLETED)
@@ -104,20 +90,18 @@ def make_failure(status: int, sentence: str) -> StreamLine:
     return StreamLine(encode_json({"error": sentence}) + b"\n", True, status)
 
 
-def run_iterator(lines: Callable[[Alive], Iterator[dict[str, Any]]], alive: Alive, hand: Callable[[StreamLine], None]) -> None:
+def run_iterator(lines: Lines, alive: Alive, hand: Callable[[StreamLine], None]) -> None:
     """Run an iterator in one thread from beginning to end, since the contexts in it belong to a thread."""
     iterator: Iterator[dict[str, Any]] = iter(())
     try:
-        try:
+        alive()
+        for line in (iterator := lines(alive)):
             alive()
-            for line in (iterator := lines(alive)):
-                hand(StreamLine(encode_json(line) + b"\n"))
-            hand(StreamLine(last=True))
-        except (DisconnectedError, asyncio.CancelledError):
-            raise
-        except Exception as error:
-            hand(make_failure(get_status(error), describe_error(error)))
+            hand(StreamLine(encode_json(line) + b"\n"))
+        hand(StreamLine(last=True))
     except (DisconnectedError, asyncio.CancelledError):  # no client to send the error to
         return
+    except Exception as error:
+        hand(make_failure(get_status(error), describe_error(error)))
     finally:
         getattr(iterator, "close", lambda: None)()

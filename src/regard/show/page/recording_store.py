@@ -81,8 +81,3 @@ class RecordingStore:
             while len(self._opened) > 1 and sum(one.nbytes for one in self._opened.values()) > MAX_OPENED_BYTES:
                 self._opened.popitem(last=False)
             return found
-
-    def list_opened(self) -> list[OpenedHead]:
-        """Return the opened heads."""
-        with self._lock:
-            return list(self._opened.values())

@@ -177,7 +177,7 @@ class PageRoutes:
         def generate_lines(alive: Alive) -> Iterator[dict[str, Any]]:
             return self.session.generate_text(asked, alive)
 
-        return NdjsonResponse(self.executor, request, generate_lines)
+        return NdjsonResponse(self.executor, request, generate_lines, is_text=True)
 
     async def stop_generation(self, request: Request) -> Response:
         """End a text after the word that is written now; the stream ends with its recording, as that of a complete text."""

@@ -16,6 +16,7 @@ from typing import Any
 import uvicorn
 
 from regard.errors import ConfigError, RegardError
+from regard.malloc import trim_heap
 from regard.observe import Recording
 from regard.observe.attribution import Attribution
 from regard.observe.classification.head_scores import HeadOptions, UserScore
@@ -111,10 +112,6 @@ class Server:
         if self._loading is not None:
             self._loading.wait(0)
 
-    def is_loading(self) -> bool:
-        """Return whether models are still loaded."""
-        return self._loading is not None and self._loading.is_running()
-
     def announce(self, open_browser: bool = False) -> None:
         """Print the address, and open it in a browser if `open_browser`."""
         print(f"{self.address}\nPress Ctrl-C to stop.", flush=True)
@@ -125,11 +122,11 @@ class Server:
     def prepare_opening(self) -> None:
         """Compute what the page opens on until the server stops; what is wrong is said when a visitor asks."""
         with suppress(InterruptedError, RegardError):
-            while self.is_loading():
+            while self._loading is not None and self._loading.is_running():
                 self.check_running()
                 time.sleep(0.1)
             self.page.session.prepare_opening(self.check_running)
-            self.page.executor.trimmer()
+            trim_heap()
 
     def check_running(self) -> None:
         """Raise InterruptedError once the server stops."""

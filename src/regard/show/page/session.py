@@ -2,6 +2,7 @@
 
 import functools
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,7 +35,7 @@ from regard.show.page.model_adapter import (
     record_text,
 )
 from regard.show.page.model_examination import examine_model
-from regard.show.page.model_lock import hold_model_lock, wait_for_lock
+from regard.show.page.model_lock import PriorityLock, hold_model_lock
 from regard.show.page.named_runs import NamedRuns
 from regard.show.page.next_word_ablation import predict_without_heads
 from regard.show.page.params import MissingError
@@ -87,7 +88,7 @@ class Session(RecordingStore):
         self.loops = GenerationLoops()
         self.runs = NamedRuns()
         self._projection_reasons: dict[str, str | None] = {}  # by model, once it is known
-        self._model_lock, self._finding_lock = threading.Lock(), threading.Lock()
+        self._model_lock, self._finding_lock = PriorityLock(), PriorityLock()
         self._model_id = functools.cache(lambda name: identify_model(self.adapters[name]))
         if recording is not None:
             self._pinned.add(self.add_recording(recording).id)
@@ -275,14 +276,17 @@ class Session(RecordingStore):
         """Return the summary of the example's recording, made on the first request."""
         if not translator_adapter.has_example():
             raise MissingError("this package does not include a translator, so there is no translation to show.")
+        return self.get_example(TRANSLATION_ID, translator_adapter.record_example, alive)
+
+    def get_example(self, name: str, record: Callable[[], Recording], alive: Alive) -> dict[str, Any]:
+        """Return the summary of a recording that is not of the page's model, made on the first request."""
         with hold_model_lock(self._model_lock, alive):
-            known = self._entries.get(TRANSLATION_ID)
-            entry = known or RecordingEntry(TRANSLATION_ID, translator_adapter.record_example(), scores=self.scores)
+            entry = self._entries.get(name) or RecordingEntry(name, record(), scores=self.scores)
             return summarize_entry(self.add_entry(entry))
 
     def get_finding(self, entry: RecordingEntry, wanted: str | None, alive: Alive) -> OpeningFinding | None:
         """Return the finding of a recording, see `find_finding`; it is computed once."""
-        with wait_for_lock(self._finding_lock, alive):  # no model runs here
+        with self._finding_lock.hold(alive):  # no model runs here
             if (entry.id, wanted) not in self._findings:
                 self._findings[entry.id, wanted] = find_finding(entry, alive, wanted)
             return self._findings[entry.id, wanted]
@@ -325,7 +329,7 @@ class Session(RecordingStore):
         if item.text:
             name = self.run_text(item.text, alive, is_listed=False)["id"]
         elif item.name == LEAK:
-            name = self.get_leak(alive)["id"]
+            name = self.get_example(LEAK_ID, gallery.record_leak, alive)["id"]
         else:
             name = self.get_translation(alive)["id"]
         entry = self.get_entry(name)
@@ -338,12 +342,6 @@ class Session(RecordingStore):
         shown = None if finding is None else finding.to_dict()
         return {"name": item.name, "view": item.view, "recording": summarize_entry(entry), "finding": shown}
 
-    def get_leak(self, alive: Alive) -> dict[str, Any]:
-        """Return the summary of the recording of a model whose mask leaks, made on the first request."""
-        with hold_model_lock(self._model_lock, alive):
-            entry = self._entries.get(LEAK_ID) or RecordingEntry(LEAK_ID, gallery.record_leak(), scores=self.scores)
-            return summarize_entry(self.add_entry(entry))
-
     def generate_text(self, asked: GenerationRequest, alive: Alive) -> Iterator[dict[str, Any]]:
         """Generate text with a model, token by token; its recording and what each token attends to come last.
 
@@ -354,17 +352,17 @@ class Session(RecordingStore):
             raise ConfigError(f"tokens must be at least 1 and at most {MAX_NEW_TOKENS}, got {asked.tokens}.")
         with self.runs.open(asked.run) as stop:
             yield from self.loops.wait(adapter, alive)
-            with wait_for_lock(self._model_lock, alive):
-                yield from self.write_story(adapter, asked, alive, stop)
+            yield from self.write_story(adapter, asked, alive, stop)
 
     def write_story(
         self, adapter: ModelAdapter | TranslatorAdapter, asked: GenerationRequest, alive: Alive, stop: threading.Event
     ) -> Iterator[dict[str, Any]]:
-        """Generate text until it is stopped, see `generate_text`."""
+        """Generate text until it is stopped; between two tokens the model is free for others, and newer texts go first."""
         lines: list[dict[str, Any]] = []
         settings = asked.text, asked.tokens, asked.temperature, asked.seed
         end = partial(self.runs.close, stop)
-        for one in generate_tokens(adapter, *settings, alive, asked.chat, stop.is_set, end):
+        tokens = generate_tokens(adapter, *settings, alive, asked.chat, stop.is_set, end)
+        for one in self._model_lock.iterate(tokens, alive, priority=time.monotonic()):
             if isinstance(one, RecordedText):
                 other = None if adapter is self.adapter else adapter.name
                 lines = [{**line, "looked": looked} for line, looked in zip(lines, one.looked, strict=True)]

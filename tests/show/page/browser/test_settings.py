@@ -195,7 +195,7 @@ def test_while_the_model_runs_it_is_marked_and_nothing_moves(open_page, serving,
     page = wait_until_settled(open_page(f"{serving(session)}#view={view}&layer={LAYER}", quiet=False))
     pictures = ".head" if view == "heads" else ".map-sheet"
     boxes = f"JSON.stringify([...document.querySelectorAll('{pictures}')].map((one) => one.getBoundingClientRect()))"
-    with session._model_lock:
+    with session._model_lock.hold(lambda: None):
         page.get_by_role("button", name="pull", exact=True).click()
         wait_until(page, "document.querySelectorAll('[data-busy]').length > 0")
         wait_until(page, "document.querySelector('#wait').textContent.startsWith('Running pocket')")
