@@ -87,15 +87,16 @@ def test_texts_that_nobody_reads_keep_no_visitor_waiting(monkeypatch):
         for oldest in unread[:3]:
             with oldest.makefile("rb") as answer:
                 assert any(b"newer texts" in line for line in answer)
-        for path, tokens in (("type", 1), ("generate", 5)):
-            assert client.post(f"/api/{path}", text | {"tokens": tokens})[0] == 200
-        assert client.server.page.executor.texts  # one is written still
+        texts = client.server.page.executor.texts
+        wait_until(lambda: len(texts) == 2)
+        assert (client.post("/api/type", text)[0], len(texts)) == (200, 2)  # both are written still
+        assert (client.post("/api/generate", text | {"tokens": 5})[0], len(texts) > 0) == (200, True)
 
 
 def slow_down(steps):
-    """Steps that take 20 ms each: 6 s for a text that is asked for here."""
+    """Steps that take 50 ms each: 15 s for a text of 300."""
     for step in steps:
-        time.sleep(0.02)
+        time.sleep(0.05)
         yield step
 
 
