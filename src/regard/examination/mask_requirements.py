@@ -62,7 +62,7 @@ def release_tables(mask: Mask) -> Mask:
 def differ(one: Mask, other: Mask, t: int, offset: Offset) -> bool:
     """Return whether two rules differ for t tokens, in the rows where that shows."""
     rows, keys = torch.tensor(choose_queries(t, one & other)), torch.arange(t)
-    return bool((one.block(rows, keys, offset) ^ other.block(rows, keys, offset)).any())
+    return bool((one.for_keys(t).block(rows, keys, offset) ^ other.for_keys(t).block(rows, keys, offset)).any())
 
 
 def list_similar_masks(mask: Mask) -> Iterator[Mask]:
@@ -83,7 +83,7 @@ def infer_mask(seen: Tensor, judged: Tensor, rule: Mask, offset: Offset = 0) -> 
     b, q, k = seen.shape
     filled = torch.where(judged, seen, expand_mask(rule, b, q, k, offset))
     inferred, first = mask_inference.infer_table_rule(filled[:, None], q, k)
-    masks = [*list_similar_masks(rule), *([inferred] if offset == first and not has_table(inferred) else [])]
+    masks = [*list_similar_masks(rule), EVERYTHING, *([inferred] if offset == first and not has_table(inferred) else [])]
     masks.append(Causal() | Prefix(int(filled[0, 0].sum())))
     return next((mask for mask in masks if ((expand_mask(mask, b, q, k, offset) == seen) | ~judged).all()), None)
 

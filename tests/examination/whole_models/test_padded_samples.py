@@ -9,6 +9,8 @@ from torch import nn
 
 import regard
 from regard import Causal, Padding
+from regard.examination.mask_requirements import infer_mask
+from regard.mechanism import EVERYTHING
 
 B, T, H, D, N = 3, 11, 2, 6, 17
 
@@ -41,7 +43,8 @@ class Model(nn.Module):
             context = scores.softmax(-1) @ v
         else:
             context = F.scaled_dot_product_attention(q, k, v, ~hidden, scale=self.factor / math.sqrt(D))
-        return {"last": self.o_proj(context.transpose(1, 2).flatten(2))}
+        beside = F.pad(x, (0, 0, 1, -1)) if self.kind == "shifted" else 0
+        return {"last": self.o_proj(context.transpose(1, 2).flatten(2)) + beside}
 
 
 def make_sample(side, lengths):
@@ -67,3 +70,15 @@ def test_pads_on_the_other_side_are_another_rule():
     sample = make_sample("left", (9, T, 6))
     report = regard.examine(Model("sdpa"), sample=sample, expects=Causal() & Padding((9, T, 6)))
     assert report.findings[0].kind == "wrong mask"
+
+
+def test_an_output_that_moves_with_a_pad_is_found_in_any_sequence():
+    sample = make_sample("left", (T, T, 6))
+    report = regard.examine(Model("shifted"), sample=sample, expects=Causal() & Padding((T, T, 6), side="left"))
+    assert [one.kind for one in report.findings] == ["wrong mask"]
+    assert f"token {T - 7} of sequence 2 moves output {T - 6}" in report.findings[0].evidence
+
+
+def test_layers_that_ignore_padding_follow_the_rule_everything():
+    seen, judged = torch.ones(B, T, T).bool(), make_sample("right", (9, T, 6))["attention_mask"].bool().unsqueeze(-1)
+    assert infer_mask(seen, judged, Padding((9, T, 6))) == EVERYTHING

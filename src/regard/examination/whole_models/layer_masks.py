@@ -64,7 +64,7 @@ def report_layers(
     every: Sequence[LayerDifference],
     longer: Sequence[LayerDifference],
     offset: Offset,
-    describe_move: Callable[[int, int], str] = lambda i, j: "",
+    describe_move: Callable[[int, int, int], str] = lambda b, i, j: "",
 ) -> Iterator[Finding]:
     """Yield the findings of layers that see too much, and of others that see too little.
 
@@ -89,7 +89,7 @@ def report_extra(
     every: Sequence[LayerDifference],
     masks: Sequence[Mask | None],
     offset: Offset,
-    describe_move: Callable[[int, int], str],
+    describe_move: Callable[[int, int, int], str],
 ) -> Finding:
     """Return the finding of layers that see too much: the first layer, its first such row, and the key of most weight."""
     first = more[0]
@@ -100,7 +100,7 @@ def report_extra(
     weight = first.sight.get_weight(b, i, j)
     evidence = f"{format_row(first, b, i)} puts {weight:.2g} on token {j}, which "
     evidence += "comes later" if future[b, i, j] else "it may not see"
-    evidence += describe_move(i, j) if not b else ""
+    evidence += describe_move(b, i, j)
     next_one = future & (future.cumsum(-1) == 1)
     is_one_off = extra.shape[-1] > 2 and torch.equal(extra, next_one & first.judged)
     evidence += " (each row sees one token too many)" if is_one_off else ""

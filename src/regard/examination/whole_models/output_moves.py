@@ -16,39 +16,40 @@ TRIED = 16  # tokens to change, one at a time
 
 @dataclass(frozen=True, eq=False)
 class OutputMoves:
-    """How far outputs move with tokens of the first sequence, (q, n), which tokens, and how far other sequences' move."""
+    """How far outputs move with tokens of a sequence, (q, n), which tokens, which one, and how far other sequences' move."""
 
     within: Tensor
     tokens: list[int]
+    sequence: int = 0
     across: float = 0.0
     where: tuple[int, int, int] = (0, 0, 0)  # of `across`: the token, the sequence, its output
 
 
-def measure_moves(model: TokenModel, outputs: Tensor) -> OutputMoves:
-    """Measure how far each output of the first sequence moves with its tokens, and the most that another's moves."""
+def measure_moves(model: TokenModel, outputs: Tensor, sequence: int = 0) -> OutputMoves:
+    """Measure how far each output of a sequence moves with its tokens, and the most that another's moves."""
     t = model.ids.shape[1]
     tokens = sorted({round(n * (t - 1) / (TRIED - 1)) for n in range(TRIED)}) if t > TRIED else list(range(t))
     within, across, where = torch.zeros(t, len(tokens), dtype=torch.float64), 0.0, (0, 0, 0)
     for n, j in enumerate(tokens):
-        after = model.run(replace_token(model, j))
+        after = model.run(replace_token(model, j, sequence))
         assert after is not None
         change = (after - outputs).abs_().amax(-1)  # (b, t)
-        within[:, n] = change[0]
-        if len(change) > 1 and float(change[1:].max()) > across:
-            across = float(change[1:].max())
-            where = (j, *divmod(int(change[1:].argmax()) + t, t))
-    return OutputMoves(within, tokens, across, where)
+        within[:, n] = change[sequence]
+        change[sequence] = 0
+        if float(change.max()) > across:
+            across, where = float(change.max()), (j, *divmod(int(change.argmax()), t))
+    return OutputMoves(within, tokens, sequence, across, where)
 
 
-def replace_token(model: TokenModel, j: int) -> Tensor:
-    """Return the ids of a model with token j of the first sequence replaced by another."""
+def replace_token(model: TokenModel, j: int, b: int = 0) -> Tensor:
+    """Return the ids of a model with token j of sequence b replaced by another."""
     ids = model.ids.clone()
     tokens = ids.flatten(0, 1)
-    others = tokens[(tokens != ids[0, j]).reshape(len(tokens), -1).any(-1)]
+    others = tokens[(tokens != ids[b, j]).reshape(len(tokens), -1).any(-1)]
     if len(others):
-        ids[0, j] = others[0]
+        ids[b, j] = others[0]
     else:
-        ids[0, j] = ids[0, j] + 1 if model.ids.is_floating_point() else max(int(ids[0, j]) - 1, 0)
+        ids[b, j] = ids[b, j] + 1 if model.ids.is_floating_point() else max(int(ids[b, j]) - 1, 0)
     return ids
 
 

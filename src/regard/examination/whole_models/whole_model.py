@@ -190,12 +190,27 @@ class ModelExamination:
         return seeing
 
     @cached_property
+    def real_queries(self) -> Tensor:
+        """The tokens that are padding in no layer, bool (b, t, 1)."""
+        b, t = self.model.ids.shape[:2]
+        return torch.stack([mask_requirements.find_real_queries(rule, b, t, t) for rule in self.rules.masks]).all(0)
+
+    @cached_property
+    def sequence(self) -> int:
+        """The sequence whose tokens are replaced: the first of those in which most earlier and later tokens are hidden."""
+        b, t = self.model.ids.shape[:2]
+        tables = [mask_requirements.expand_mask(rule, b, t, t, self.offset) for rule in self.rules.masks]
+        hidden, later = ~torch.stack(tables).all(0) & self.real_queries, make_later_table(t, t, self.offset)
+        counts = torch.stack([(hidden & side).sum((1, 2)) + 1 for side in (later, ~later)])
+        return int(counts.prod(0).argmax())
+
+    @cached_property
     def tables(self) -> list[Tensor]:
-        """Who may see whom in each layer of the first sequence, bool (t, t), in order, or by each rule if no layer is known."""
+        """Who may see whom in each layer in `sequence`, bool (t, t), in order, or by each rule if no layer is known."""
         t = self.model.ids.shape[1]
         names = [one.name for one in self.seeing.layers if one.seen.shape[1] == t] if not self.seeing.unseen else []
         rules = [self.rules.get_rule(name) for name in names] or self.rules.masks
-        return [mask_requirements.expand_mask(rule, len(self.model.ids), t, t, self.offset)[0] for rule in rules]
+        return [mask_requirements.expand_mask(rule, len(self.model.ids), t, t, self.offset)[self.sequence] for rule in rules]
 
     @cached_property
     def reach(self) -> Tensor:
@@ -216,7 +231,7 @@ class ModelExamination:
                 yield self.report_randomness(change)
                 return
         seeing = self.seeing
-        moved = None if outputs is None else measure_moves(self.model, outputs)
+        moved = None if outputs is None else measure_moves(self.model, outputs, self.sequence)
         right = not seeing.has_cross_attention and not mixes_tokens(seeing.calls)
         for one in itertools.chain(self.check_layers(seeing, moved), self.check_end_to_end(seeing, moved, outputs)):
             right &= not isinstance(one, Finding)
@@ -356,13 +371,14 @@ class ModelExamination:
     ) -> Iterator[Finding | Checked | Unknown | Visibility]:
         """Yield the outputs that move with a token and may not, and the picture of the whole model."""
         least = self.model.estimate_noise(outputs)
-        meets = self.reach
-        found = (moved.within > least).cpu()
+        meets, real = self.reach, self.real_queries[self.sequence]
+        found = (moved.within > least).cpu() & real
         leaking = found & ~meets[:, moved.tokens]
         if moved.across > least:
             j, b, i = moved.where
-            where = localize.find_moving_module(self.model, replace_token(self.model, j), b, i)
-            evidence = f"changing a token of sequence 0 moves outputs of another by {moved.across:.2g}{format_module(where)}"
+            where = localize.find_moving_module(self.model, replace_token(self.model, j, self.sequence), b, i)
+            evidence = f"changing a token of sequence {self.sequence} moves outputs of another by {moved.across:.2g}"
+            evidence += format_module(where)
             yield Finding("batch leak", evidence, f"{MIX} {TURNED}" if has_tokens_first(self.model) else MIX, 1.2, "batch")
         elif not self.rules.is_batch_specific and not self.model.is_fixed:
             yield from batch_places.check_model(self.model)
@@ -370,13 +386,13 @@ class ModelExamination:
         if leaking.any() and not mixes_tokens(seeing.calls) and not self.has_leak:
             n = int(leaking.any(0).nonzero()[-1])
             i, j = int(leaking[:, n].int().argmax()), moved.tokens[n]
-            where = localize.find_moving_module(self.model, replace_token(self.model, j), 0, i)
+            where = localize.find_moving_module(self.model, replace_token(self.model, j, self.sequence), self.sequence, i)
             if seeing.has_cross_attention and "decoder" not in where:
                 yield Unknown(
                     "which outputs depend on which tokens from end to end: an encoder gets the same ids and may see all", BOTH
                 )
                 return
-            evidence = f"changing token {j} moves output {i} of the model by {moved.within[i, n]:.2g}{format_module(where)}"
+            evidence = describe_move(moved, self.sequence, i, j).removeprefix("; ") + format_module(where)
             future = mask_requirements.find_future_pairs(meets, make_later_table(*meets.shape))
             kind = "future leak" if future[i, j] else "wrong mask"
             yield Finding(kind, evidence, choose_cure(self.model, where), 1.5, "mask")
@@ -385,7 +401,7 @@ class ModelExamination:
             if len(meets) > 1 and not (found & (torch.arange(len(found))[:, None] != torch.tensor(moved.tokens))).any():
                 what = "any property of the attention: no output depends on any other token"
                 yield Unknown(what, NONE, is_required=True)
-        yield make_visibility(meets, found, moved, least)
+        yield make_visibility(meets, found | (meets[:, moved.tokens] & ~real), moved, least)
 
 
 def extract_outputs(returned: Any, ids: Tensor) -> Tensor:
@@ -396,11 +412,12 @@ def extract_outputs(returned: Any, ids: Tensor) -> Tensor:
     return found
 
 
-def describe_move(moved: OutputMoves | None, i: int, j: int) -> str:
-    """Describe how far a token moves an output of the model; "" if it was not changed."""
-    if moved is None or j not in moved.tokens:
+def describe_move(moved: OutputMoves | None, b: int, i: int, j: int) -> str:
+    """Describe how far a token of sequence b moves an output of the model; "" if it was not changed."""
+    if moved is None or b != moved.sequence or j not in moved.tokens:
         return ""
-    return f"; changing token {j} moves output {i} of the model by {moved.within[i, moved.tokens.index(j)]:.2g}"
+    place = f"token {j}{f' of sequence {b}' * (b > 0)}"
+    return f"; changing {place} moves output {i} of the model by {moved.within[i, moved.tokens.index(j)]:.2g}"
 
 
 def choose_cure(model: TokenModel, where: str) -> str:
