@@ -138,12 +138,13 @@ class Viewed(nn.Module):
         q, k, v = (self.split(W(x)) for W in (self.W_query, self.W_key, self.W_value))
         q, k = (self.rotate(q), self.rotate(k)) if self.rotary else (q, k)
         context = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
-        return self.out_proj((context if self.place == "out" else context.transpose(1, 2)).reshape(x.shape))
+        last = {"out": 1, "exchanged": 3}.get(self.place, 2)
+        return self.out_proj(context.transpose(1, last).reshape(x.shape))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rotary", [False, True])
-@pytest.mark.parametrize("place", ["in", "out", "nowhere"])
+@pytest.mark.parametrize("place", ["in", "out", "exchanged", "nowhere"])
 def test_a_view_without_a_transpose_stands_alone_and_its_cure_makes_the_layer_right(place, rotary):
     report = examine(Viewed(place, rotary=rotary))
     assert [one.kind for one in report.findings] == ["mixed heads"] * (place != "nowhere"), report

@@ -38,6 +38,12 @@ ONCE = "Leave the division out: a row of weights sums to one, and weights @ v is
 DIVIDED = "not normalised"
 PROJECT = "Project the joined heads once: y = self.{}(context). Weights that were trained in this way need it, and others not."
 JOIN = "Join the heads with a transpose before the view: context.transpose(1, 2).reshape(b, t, heads * d)."
+VIEWS = {  # orders of the axes of a context (b, h, t, e) whose view as (b, t, h e) mixes tokens
+    (0, 1, 2, 3): "without a transpose",
+    (0, 1, 3, 2): "of (b, heads, width, tokens)",
+    (0, 3, 1, 2): "of (b, width, heads, tokens)",
+    (0, 3, 2, 1): "of (b, width, tokens, heads)",
+}
 COLUMNS = "View the weight of {} as (width, heads, values' width): each head has neighboring columns."
 
 
@@ -110,9 +116,10 @@ def match_output(
                     return (one.reading if one.reading.wrong else other.reading)._replace(factor=factor)
                 if not one.reading.wrong and not other.reading.wrong and is_divided_by_counts(weights, made, y):
                     return OutputReading("each context is divided by the number of keys that its query sees", ONCE, DIVIDED)
-            viewed = context.reshape(*y.shape[:2], -1)
-            if not one.reading.wrong and len(weights[0]) > 1 and is_near(viewed @ projection.weight.detach().double().mT, y):
-                return OutputReading("heads are joined by a view without a transpose", JOIN, "mixed heads")
+            for order, how in VIEWS.items() if not one.reading.wrong and len(weights[0]) > 1 else ():
+                viewed = context.permute(order).reshape(*y.shape[:2], -1)
+                if is_near(viewed @ projection.weight.detach().double().mT, y):
+                    return OutputReading(f"heads are joined by a view {how}", JOIN, "mixed heads")
         wrong = find_other_head(weights, values[0].numbers, columns[0].numbers, y, last)
         if wrong is not None:
             return wrong
