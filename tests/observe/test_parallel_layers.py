@@ -120,6 +120,29 @@ def test_stacked_heads_and_visits_of_one_module_are_one_layer():
         assert len(recording.layers()) == count
 
 
+class InPlace(nn.Module):
+    """Residual heads of one list that write into the stream that they all read: layers after each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(Head("fused", C) for _ in range(H))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.clone()
+        for head in self.heads:
+            x += head(x)
+        return x
+
+
+def test_layers_that_write_into_what_they_read_are_no_heads_in_inference_mode():
+    model, x = InPlace().double(), torch.randn(B, T, C, dtype=torch.float64)
+    with torch.inference_mode(), record(model) as recording:
+        model(x)
+    assert recording.last.layers() == [f"heads.{n}" for n in range(H)]
+    expected = multiply([recording[f"heads.{n}"][0].map.dense() for n in range(H)])
+    assert torch.allclose(regard.rollout(recording), expected, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("block", [{"copies": True}, {"width": D + 1}])
 def test_modules_beside_each_other_that_may_be_no_heads_of_one_layer_have_no_product(block, tmp_path):
     model = nn.Sequential(Block("fused", "fused", **block), Block("fused", "fused", **block)).double()

@@ -12,6 +12,8 @@ from regard.observe.interception.tensor_arguments import PLAIN
 
 UNFOLLOWED = "its weights are multiplied with the values in a way that is not followed: name them with regard.attends"
 
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of a number
+
 
 class UnreadableError(Exception):
     """A call cannot be read; the text says why."""
@@ -63,6 +65,13 @@ def is_comparable(x: Tensor) -> bool:
     """Return whether a condition may be computed of a tensor's numbers: not inside torch.vmap, nor of one without its own."""
     is_plain = has_own_data(x) and not (x.is_nested or x.is_meta) and x.layout is torch.strided
     return is_plain and not torch._C._functorch.is_batchedtensor(x)
+
+
+def sum_bits(x: Tensor) -> Tensor:
+    """Return a number for each vector (..., d), equal for vectors with equal bits."""
+    bits = x.contiguous().view(INTEGERS[x.element_size()]).long()
+    factors = torch.arange(1, x.shape[-1] + 1, device=x.device) * 0x5851F42D4C957F2D | 1
+    return (bits * factors).sum(-1)
 
 
 def is_distributed(x: Any) -> bool:

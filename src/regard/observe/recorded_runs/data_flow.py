@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from regard.observe.interception.plain_tensors import is_comparable
+from regard.observe.interception.plain_tensors import INTEGERS, is_comparable, sum_bits
 from regard.observe.interception.provenance import ModuleFrame
 from regard.observe.stored_calls.packed_calls import Memory
 
@@ -103,8 +103,9 @@ def list_input_views(frame: ModuleFrame) -> list[tuple[Any, ...]]:
 
 def identify_view(x: Tensor) -> tuple[Any, ...]:
     """Return what two tensors have in common that are the same numbers in the same memory."""
-    version = 0 if x.is_inference() else x._version
-    return Memory(x), x.storage_offset(), x.shape, x.stride(), version
+    version = 0 if x.is_inference() else x._version  # which code outside autograd, such as numpy, does not count either
+    bits = x.detach().view(INTEGERS[x.element_size()]).sum(-1)
+    return Memory(x), x.storage_offset(), x.shape, x.stride(), version, int(sum_bits(bits.view(-1)))
 
 
 def is_independent(places: list[FramePlace], frames: list[ModuleFrame]) -> bool:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from regard.observe.interception.plain_tensors import sum_bits
 from regard.observe.stored_calls.kv_history import KVHistory
 from regard.observe.stored_calls.parent_rows import (
     SIMILAR,
@@ -84,13 +85,6 @@ def locate_keys(history: KVHistory, k: Tensor) -> CacheMatch | None:
     if not torch.equal(ours.gather(2, places.unsqueeze(-1).expand_as(k)), k):
         return None
     return CacheMatch(history.total, 0, k.shape[2], None, 0.0, places=places)
-
-
-def sum_bits(x: Tensor) -> Tensor:
-    """Return a number for each vector (..., d), equal for vectors with equal bits."""
-    bits = x.contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]).long()
-    factors = torch.arange(1, x.shape[-1] + 1, device=x.device) * 0x5851F42D4C957F2D | 1
-    return (bits * factors).sum(-1)
 
 
 def has_hidden_keys(history: KVHistory, k: Tensor, new: int, stop: int, cast_and_select: Callable[[Tensor], Tensor]) -> bool:
