@@ -107,7 +107,31 @@ def attend_overlapping(q, k, v):
     )
 
 
-@pytest.mark.parametrize("loop", [attend_twice, attend_by_heads, attend_overlapping])
+def attend_interleaved(q, k, v):
+    parts = ([x[:, None, start::2] for x in (q, k, v)] for start in range(2))
+    return torch.cat([nn.functional.scaled_dot_product_attention(*part) for part in parts], 2)
+
+
+def attend_rows_backwards(q, k, v):
+    return torch.cat([nn.functional.scaled_dot_product_attention(part, k, v) for part in reversed(q.split(3, 1))], 1)
+
+
+def attend_with_heads_of_queries(q, k, v):
+    attend = nn.functional.scaled_dot_product_attention
+    return attend(q[:, None], k[:, None], v[:, None]) - attend(q.flip(-1)[:, None], k[:, None], v[:, None])
+
+
+NO_PARTS = [
+    attend_twice,
+    attend_by_heads,
+    attend_overlapping,
+    attend_interleaved,
+    attend_rows_backwards,
+    attend_with_heads_of_queries,
+]
+
+
+@pytest.mark.parametrize("loop", NO_PARTS)
 def test_calls_that_are_no_parts_of_one_input_are_no_map(loop, tmp_path):
     model = Own(loop)
     with torch.no_grad(), record(model) as recording:

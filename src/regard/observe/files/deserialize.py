@@ -15,6 +15,7 @@ from regard.observe.files.consistency import ParentRowsChecker, check_call, chec
 from regard.observe.files.header_values import (
     REAL,
     require_bias,
+    require_bool,
     require_count,
     require_finite,
     require_four_axes,
@@ -184,4 +185,5 @@ def deserialize_call(found: dict[str, Any], tensors: dict[str, Tensor], masks: M
         raise ValueError(f"a weight {tuple(weight.shape)} of additive scores does not fit queries {tuple(q.shape)}")
     given: dict[str, Any] = {field: named[name] for name, field in CALL_TENSORS.items()}
     given["packed_tokens"] = require_count(found.get("packed", 0))  # absent in older files
+    given["can_be_rows"] = require_bool(found.get("rows", True))
     return StoredCall(**given, first=first, stop=stop, step=step, mask=mask, offset=offset, scale=scale, softcap=softcap)

@@ -58,6 +58,7 @@ class AttentionCall(CallArguments):
     is_stepwise: bool = False  # whether calls with the same keys, in one forward or many, are steps of one decoder
     unwritten_keys: int = 0  # number of further keys that the kernel was given and that no query sees
     packed_tokens: int = 0  # of the input that it is a part of, with the calls before it in the same visit; 0 if of none
+    can_be_rows: bool = True  # whether its queries may be rows behind those of the calls before it in the same visit
     note: str = ""  # how much of it is stored as it is, and why
     unread_bias: Tensor | None = None  # numbers that the caller's mask has and this kernel, unlike others, does not add
     has_stored_weights: bool = False  # whether its scores are not known; its bias may be the logarithm of the caller's weights

@@ -107,6 +107,7 @@ class CallStore:
             stop=stop,
             step=step,
             packed_tokens=call.packed_tokens,
+            can_be_rows=call.can_be_rows,
             mask=mask,
             offset=call.offset.clone() if isinstance(call.offset, Tensor) else call.offset,
             scale=default_scale(call.q) if call.scale is None else call.scale,

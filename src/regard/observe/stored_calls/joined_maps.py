@@ -96,7 +96,8 @@ def find_joining(histories: list[KVHistory], asked: list[Request]) -> Joining | 
     if len(groups) == 1 and are_packed(histories):
         return Joining.PACKED
     if len({k.shape[2] for k in keys}) == 1:
-        return Joining.ROWS if any(all(has_heads_of(k, columns) for k in keys) for columns in keys) else None
+        are_rows = all(stored.can_be_rows for history in histories for stored in history.stored_calls)
+        return Joining.ROWS if are_rows and any(all(has_heads_of(k, columns) for k in keys) for columns in keys) else None
     grows = all(
         k.shape[2] == keys[0].shape[2] + n and one.q.shape[2] == 1 for n, (one, k) in enumerate(zip(asked, keys, strict=True))
     )

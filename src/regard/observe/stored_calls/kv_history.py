@@ -34,6 +34,7 @@ class StoredCall(CallArguments):
     stop: int  # end of its keys in the history, exclusive
     step: int
     packed_tokens: int = 0  # of the input that it is a part of, with the calls before it in the same visit; 0 if of none
+    can_be_rows: bool = True  # whether its queries may be rows behind those of the calls before it in the same visit
     residual: Tensor | None = None  # (b, t, c), the output of the block that the call is in
     graph: CallGraph | None = None  # of the call, if it ran with gradients and values are kept; not saved
 
