@@ -84,6 +84,14 @@ def test_heads_that_are_modules_of_their_own_are_one_layer_also_from_a_file(kern
     regard.page(recording, tmp_path / "page.html")
 
 
+def test_a_layer_of_heads_that_are_modules_has_the_output_of_none_as_its_stream():
+    model = nn.Sequential(Block(*["fused"] * H), Block(*["fused"] * H))
+    with record(model, keep="residual") as recording:
+        model(torch.randn(B, T, C))
+    with pytest.raises(ConfigError, match=r"the residual stream after 0\.heads was not kept"):
+        recording.residual(0)
+
+
 def test_a_layer_number_counts_heads_that_are_modules_once():
     model, x = nn.Sequential(Block(*["fused"] * H), Block(*["fused"] * H)), torch.randn(B, T, C)
     with torch.no_grad(), record(model, layers=[1]) as recording:

@@ -20,7 +20,8 @@ def join_head_histories(name: str, histories: Sequence[KVHistory]) -> KVHistory:
     """Return the history of a layer of this name with the heads of several modules, in their order."""
     keys = [torch.cat(parts, 1) for parts in zip(*(history.keys for history in histories), strict=True)]
     calls = [join_calls(parts) for parts in zip(*(history.stored_calls for history in histories), strict=True)]
-    return replace(histories[0], name=name, keys=keys, stored_calls=calls, selected_heads=None, modules=tuple(histories))
+    joined = replace(histories[0], name=name, keys=keys, stored_calls=calls, selected_heads=None, modules=tuple(histories))
+    return replace(joined, block=None)  # the output of a head is no stream
 
 
 def can_join_heads(histories: Sequence[KVHistory]) -> bool:
@@ -55,7 +56,7 @@ def join_calls(calls: Sequence[StoredCall]) -> StoredCall:
     if len(same) > 1:
         raise ConfigError(UNLIKE)
     parts: dict[str, Any] = {name: join_tensors([getattr(call, name) for call in calls]) for name in ("q", "v", "sinks")}
-    return replace(first, **parts, bias=join_biases(calls), mask=join_masks(calls), graph=None)
+    return replace(first, **parts, bias=join_biases(calls), mask=join_masks(calls), residual=None, graph=None)
 
 
 def join_tensors(parts: Sequence[Tensor | None]) -> Tensor | None:
