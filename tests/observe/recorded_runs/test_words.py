@@ -125,6 +125,7 @@ def test_words_are_shown_on_layers_of_their_number_and_on_no_other(tmp_path):
     for wrong in (13, 15, 8):
         with pytest.raises(ConfigError, match=rf"got {wrong} words, but the layers have 7, 14 tokens"):
             recording.tokens = ["x"] * wrong
+        assert recording.tokens == own[:2]
 
 
 GENERATIONS = {

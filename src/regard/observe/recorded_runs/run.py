@@ -127,9 +127,10 @@ class Run:
         calls = self.softmax_calls  # the last is of the decoder: a tower of images may have more batch rows, of tiles
         rows, b = (self.rows, len(calls[-1].stored.q)) if calls else ([], 0)
         is_generated, lengths = bool(rows) or any(call.step for call in self.calls), self.list_lengths()
-        self.tokens = place_words(words, rows, b, lengths, is_generated)
+        words = place_words(words, rows, b, lengths, is_generated)
         if not may_be_of_part:
-            check_lengths(self.tokens, lengths)
+            check_lengths(words, lengths)
+        self.tokens = words
 
     @property
     def ids(self) -> Tensor | None:
