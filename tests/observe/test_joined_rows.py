@@ -112,10 +112,6 @@ def attend_interleaved(q, k, v):
     return torch.cat([nn.functional.scaled_dot_product_attention(*part) for part in parts], 2)
 
 
-def attend_rows_backwards(q, k, v):
-    return torch.cat([nn.functional.scaled_dot_product_attention(part, k, v) for part in reversed(q.split(3, 1))], 1)
-
-
 def attend_with_heads_of_queries(q, k, v):
     attend = nn.functional.scaled_dot_product_attention
     return attend(q[:, None], k[:, None], v[:, None]) - attend(q.flip(-1)[:, None], k[:, None], v[:, None])
@@ -126,7 +122,6 @@ NO_PARTS = [
     attend_by_heads,
     attend_overlapping,
     attend_interleaved,
-    attend_rows_backwards,
     attend_with_heads_of_queries,
 ]
 

@@ -44,24 +44,24 @@ class PackedCalls:
     def place_call(self, visit: tuple[str, str, int], number: int, call: AttentionCall, frame: ModuleFrame) -> tuple[int, bool]:
         """Return the tokens of the input that the calls of a visit so far are consecutive parts of, 0 if of none.
 
-        And whether the queries of the call may be further rows of a map: not if they are known to be before those of the last
-        call, as every second one, or if the calls have more queries than the input has tokens, as heads or calls to subtract.
+        And whether the queries of the call may be further rows of a map: not if the calls have more queries than the
+        input has tokens, as heads or calls to subtract.
         """
         tensors, queries = (call.q, call.k), len(call.q) * call.q.shape[2]
         starts = tuple(x.data_ptr() for x in tensors)
         ends = tuple(x.data_ptr() + (x.shape[2] - 1) * x.stride(2) * x.element_size() for x in tensors)
         cut, before = Cut(tuple(map(Memory, tensors)), ends, queries, 0, 0), self.cuts.get(visit)
         if number == 0 or before is None:
-            tokens, is_in_order = count_input_tokens(call, frame), True
+            tokens = count_input_tokens(call, frame)
             cut = cut._replace(input_tokens=tokens, packed_tokens=tokens)
         else:
             is_same = [own == last for own, last in zip(cut.memories, before.memories, strict=True)]
             is_behind = [end < start for end, start in zip(before.ends, starts, strict=True)]
-            is_in_order, packed = is_behind[0] or not is_same[0], before.packed_tokens if all(is_same + is_behind) else 0
+            packed = before.packed_tokens if all(is_same + is_behind) else 0
             cut = cut._replace(queries=before.queries + queries, input_tokens=before.input_tokens, packed_tokens=packed)
         self.cuts[visit] = cut
         has_too_many = 0 < cut.input_tokens < cut.queries
-        return cut.packed_tokens, is_in_order and not has_too_many
+        return cut.packed_tokens, not has_too_many
 
 
 def count_input_tokens(call: AttentionCall, frame: ModuleFrame) -> int:
