@@ -70,7 +70,8 @@ class TrainAndTest(nn.Module):
         shared = [y[:, : self.heads].expand(-1, 4, -1, -1) for y in (k, v)]
         self.weights = torch.cat([q[:, :, :5] @ k.mT, q[:, :, 5:] @ shared[0].mT], 2).div(3**0.5).softmax(-1)
         attend = nn.functional.scaled_dot_product_attention
-        return torch.cat([attend(q[:, :, :5], k, v), attend(q[:, :, 5:], *shared)], 2)
+        test, train = attend(q[:, :, 5:], *shared), attend(q[:, :, :5], k, v)  # the rows of the map are in order of the tokens
+        return torch.cat([train, test], 2)
 
 
 @pytest.mark.parametrize("heads", [1, 4])
@@ -112,6 +113,11 @@ def attend_interleaved(q, k, v):
     return torch.cat([nn.functional.scaled_dot_product_attention(*part) for part in parts], 2)
 
 
+def attend_with_interleaved_queries(q, k, v):
+    attend = nn.functional.scaled_dot_product_attention
+    return torch.cat([attend(q[:, None, start::2], k[:, None], v[:, None]) for start in range(2)], 2)
+
+
 def attend_with_heads_of_queries(q, k, v):
     attend = nn.functional.scaled_dot_product_attention
     return attend(q[:, None], k[:, None], v[:, None]) - attend(q.flip(-1)[:, None], k[:, None], v[:, None])
@@ -122,6 +128,7 @@ NO_PARTS = [
     attend_by_heads,
     attend_overlapping,
     attend_interleaved,
+    attend_with_interleaved_queries,
     attend_with_heads_of_queries,
 ]
 

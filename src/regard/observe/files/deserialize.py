@@ -20,6 +20,7 @@ from regard.observe.files.header_values import (
     require_finite,
     require_four_axes,
     require_ids,
+    require_integer,
     require_list,
     require_offset,
     require_rows,
@@ -186,4 +187,7 @@ def deserialize_call(found: dict[str, Any], tensors: dict[str, Tensor], masks: M
     given: dict[str, Any] = {field: named[name] for name, field in CALL_TENSORS.items()}
     given["packed_tokens"] = require_count(found.get("packed", 0))  # absent in older files
     given["can_be_rows"] = require_bool(found.get("rows", True))
+    if found.get("row_range") is not None:
+        start, end = map(require_integer, require_list(found["row_range"], 2))
+        given["row_range"] = start, end
     return StoredCall(**given, first=first, stop=stop, step=step, mask=mask, offset=offset, scale=scale, softcap=softcap)

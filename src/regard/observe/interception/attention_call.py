@@ -59,6 +59,9 @@ class AttentionCall(CallArguments):
     unwritten_keys: int = 0  # number of further keys that the kernel was given and that no query sees
     packed_tokens: int = 0  # of the input that it is a part of, with the calls before it in the same visit; 0 if of none
     can_be_rows: bool = True  # whether its queries may be rows behind those of the calls before it in the same visit
+    row_range: tuple[int, int] | None = (
+        None  # of its queries in the memory that those of all calls of its visit are in; or None
+    )
     note: str = ""  # how much of it is stored as it is, and why
     unread_bias: Tensor | None = None  # numbers that the caller's mask has and this kernel, unlike others, does not add
     has_stored_weights: bool = False  # whether its scores are not known; its bias may be the logarithm of the caller's weights

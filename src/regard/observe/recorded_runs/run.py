@@ -424,9 +424,16 @@ class Run:
         return [*own.values()] if joined is None else [joined]
 
     def find_module_histories(self, visit: tuple[str, int], kind: str) -> dict[HistoryKey, KVHistory]:
-        """Return the histories of a layer, or of a module of one, by its name and visit: of each of its modules."""
+        """Return the histories of a layer, or of a module of one, by its name and visit: of each of its modules.
+
+        Those of one module are in the order in which their queries lie in one memory, if they do.
+        """
         layers = self.name_layers(kind)
         own = [key for key, layer in layers.items() if layer == visit] or [key for key in layers if (key[0], key[2]) == visit]
+        places = {key: self.histories[key].stored_calls[0].row_range for key in own}
+        ranges = {key: place for key, place in places.items() if place is not None}
+        if len({(key[0], key[2]) for key in own}) == 1 and len(ranges) == len(own):
+            own.sort(key=ranges.__getitem__)
         return {key: self.histories[key] for key in own}
 
     def join_modules(self, name: str, own: Mapping[HistoryKey, KVHistory]) -> KVHistory | None:

@@ -108,6 +108,7 @@ class CallStore:
             step=step,
             packed_tokens=call.packed_tokens,
             can_be_rows=call.can_be_rows,
+            row_range=call.row_range,
             mask=mask,
             offset=call.offset.clone() if isinstance(call.offset, Tensor) else call.offset,
             scale=default_scale(call.q) if call.scale is None else call.scale,

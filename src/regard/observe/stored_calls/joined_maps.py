@@ -1,5 +1,6 @@
 """The histories of the calls of one layer joined to one map, side by side or one after the other."""
 
+import itertools
 from enum import Enum
 
 import torch
@@ -12,7 +13,7 @@ from regard.mechanism.mask_algebra import EVERYTHING, Mask
 from regard.mechanism.masks import Causal, Documents
 from regard.mechanism.request import Request
 from regard.observe.recorded_runs.part_names import describe_module
-from regard.observe.stored_calls.kv_history import KVHistory
+from regard.observe.stored_calls.kv_history import KVHistory, StoredCall
 
 
 class Joining(Enum):
@@ -96,13 +97,20 @@ def find_joining(histories: list[KVHistory], asked: list[Request]) -> Joining | 
     if len(groups) == 1 and are_packed(histories):
         return Joining.PACKED
     if len({k.shape[2] for k in keys}) == 1:
-        are_rows = all(stored.can_be_rows for history in histories for stored in history.stored_calls)
+        calls = [stored for history in histories for stored in history.stored_calls]
+        are_rows = all(stored.can_be_rows for stored in calls) and not are_interleaved(calls)
         return Joining.ROWS if are_rows and any(all(has_heads_of(k, columns) for k in keys) for columns in keys) else None
     grows = all(
         k.shape[2] == keys[0].shape[2] + n and one.q.shape[2] == 1 for n, (one, k) in enumerate(zip(asked, keys, strict=True))
     )
     is_prefix = grows and len(groups) == 1 and all(torch.equal(k, keys[-1][:, :, : k.shape[2]]) for k in keys)
     return Joining.PREFIXES if is_prefix else None
+
+
+def are_interleaved(calls: list[StoredCall]) -> bool:
+    """Return whether the queries of a call lie between those of another, as far as that is known."""
+    ranges = sorted(call.row_range for call in calls if call.row_range is not None)
+    return len(ranges) == len(calls) and any(end >= start for (_, end), (start, _) in itertools.pairwise(ranges))
 
 
 def are_packed(histories: list[KVHistory]) -> bool:

@@ -35,6 +35,9 @@ class StoredCall(CallArguments):
     step: int
     packed_tokens: int = 0  # of the input that it is a part of, with the calls before it in the same visit; 0 if of none
     can_be_rows: bool = True  # whether its queries may be rows behind those of the calls before it in the same visit
+    row_range: tuple[int, int] | None = (
+        None  # of its queries in the memory that those of all calls of its visit are in; or None
+    )
     residual: Tensor | None = None  # (b, t, c), the output of the block that the call is in
     graph: CallGraph | None = None  # of the call, if it ran with gradients and values are kept; not saved
 
