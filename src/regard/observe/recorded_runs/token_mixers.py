@@ -71,9 +71,9 @@ def check_order(run: Run, layers: Sequence[Layer], part: str | None) -> None:
     apart = run.find_gap([(kind, layer) for kind, layer in layers if kind != IMPLICIT], part)
     if apart is not None:
         advice = f"part= one of {', '.join(run.parts)}" if run.parts else "layers= of one of them, or part= its path"
+        before, after = map(describe_module, apart)
         raise ConfigError(
-            f"{describe_module(apart[0])} and {describe_module(apart[1])} run beside each other, or whether one reads what the "
-            f"other wrote is not known, so that their maps have no product: pass {advice}."
+            f"it is not known that {after} reads what {before} wrote, so their maps have no product: pass {advice}."
         )
 
 
