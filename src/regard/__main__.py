@@ -36,10 +36,14 @@ def main() -> int:
     restart_in_utf8()
     if any(name in READS_ALL_WEIGHTS for name in sys.argv[1:2]):
         os.environ.setdefault(LARGE_PAGES, "1")
-    with exit_on_interrupt():
-        from regard.cli import main as command
     try:
+        with exit_on_interrupt():
+            from regard.cli import main as command
         return command(importing=exit_on_interrupt())
+    except MemoryError:
+        name = " ".join(("regard", *sys.argv[1:2]))
+        sys.stderr.write(f"{name}: no memory is left: end other programs, or raise the limit of this one (ulimit -v).\n")
+        return 2
     except Exception:  # a bug in regard
         import traceback
 

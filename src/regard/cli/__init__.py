@@ -107,8 +107,6 @@ def main(arguments: Sequence[str] | None = None, importing: AbstractContextManag
             return report_error(given, describe_os_error(error))
         except ImportError as error:  # no package, or no memory for a library
             return report_error(given, f"a library cannot be loaded: {error}.")
-        except MemoryError:
-            return report_error(given, "no memory is left: end other programs, or raise the limit of this one (ulimit -v).")
 
 
 def run_command(given: Sequence[str], importing: AbstractContextManager[None]) -> int:

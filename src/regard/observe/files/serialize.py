@@ -156,7 +156,7 @@ def serialize_call(stored: StoredCall, packed: NamedTensors) -> dict[str, Any]:
         **{name: getattr(stored, name) for name in (*CALL_NUMBERS, "scale", "softcap")},
         "packed": stored.packed_tokens,
         "rows": stored.can_be_rows,
-        "row_range": stored.row_range,
+        "row_range": None if stored.row_range is None else [*stored.row_range],
         "offset": stored.offset.tolist() if isinstance(stored.offset, Tensor) else stored.offset,
         "mask": serialize_mask(stored.mask, q, stop, stored.offset, packed),
     }
