@@ -36,10 +36,10 @@ def count_required_tokens(mask: Mask) -> int:
 def is_shown(mask: Mask, t: int, offset: Offset = 0) -> bool:
     """Return whether t tokens tell a rule from each that is easily mistaken for it.
 
-    Documents and tables, which fit one number of tokens, may hide every bound of a rule beside them.
+    Documents, which fit one number of tokens, may hide every bound of a rule beside them. A table states all that it hides.
     """
     free, most = release_tables(mask), max(t, count_required_tokens(mask))
-    return not any(
+    return has_table(mask) or not any(
         differ(free, release_tables(other), most, offset) and not differ(mask, other, t, offset)
         for other in list_similar_masks(mask)
     )
