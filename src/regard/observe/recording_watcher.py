@@ -283,8 +283,7 @@ class RecordingWatcher:
         if not self.may_keep_layer(name, lambda: numbers.find_first_numbers(name, kind, is_step)):
             return None
         key, history, match = tracker.place_call(call, name, kind)
-        placed = self.packed_calls.place_call(key[:3], key[3], call, STATE.frames[-1])
-        call.packed_tokens, call.can_be_rows, call.row_range = placed
+        call.part = self.packed_calls.place_call(key[:3], key[3], call, STATE.frames[-1])
         if kind == "self":
             before = (tracker.length or 0) if match is None else match.slot
             call = fold_unwritten_slots(call, before + call.q.shape[2])

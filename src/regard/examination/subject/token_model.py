@@ -19,10 +19,8 @@ from regard.examination.subject.restore_state import preserve_state
 
 TOKENS, FEWER, BATCH = 8, (6, 4, 3, 2, 1), 2
 MORE = "Pass sample=, ids (b, t) that it takes; or if it takes more: examine(lambda ids: model(sources, ids), sample=ids)."
-MOST, SPARE = (
-    256,
-    2,
-)  # tokens of a sample to examine; tokens beyond those that show a rule, which show one that is nearly the same
+MOST = 256  # tokens of a sample to examine
+SPARE = 2  # tokens beyond those that show a rule, which show one that is nearly the same
 COPIED = 2**25  # numbers of a model to copy, to restore them if they change
 ID_NAMES = ("decoder_input_ids", "input_ids")  # of arguments, where several hold integers
 VECTOR_NAMES = ("decoder_inputs_embeds", "inputs_embeds")

@@ -190,6 +190,11 @@ class ModelExamination:
         return seeing
 
     @cached_property
+    def mixes_tokens(self) -> bool:
+        """Whether heads are split or joined by a view that mixes tokens."""
+        return mixes_tokens(self.seeing.calls)
+
+    @cached_property
     def real_queries(self) -> Tensor:
         """The tokens that are padding in no layer, bool (b, t, 1)."""
         b, t = self.model.ids.shape[:2]
@@ -232,7 +237,7 @@ class ModelExamination:
                 return
         seeing = self.seeing
         moved = None if outputs is None else measure_moves(self.model, outputs, self.sequence)
-        right = not seeing.has_cross_attention and not mixes_tokens(seeing.calls)
+        right = not seeing.has_cross_attention and not self.mixes_tokens
         for one in itertools.chain(self.check_layers(seeing, moved), self.check_end_to_end(seeing, moved, outputs)):
             right &= not isinstance(one, Finding)
             yield one
@@ -383,7 +388,7 @@ class ModelExamination:
         elif not self.rules.is_batch_specific and not self.model.is_fixed:
             yield from batch_places.check_model(self.model)
         evidence = f"a change of {least:.0e}, with outputs up to {float(outputs.abs().max()):.3g}, would be detected"
-        if leaking.any() and not mixes_tokens(seeing.calls) and not self.has_leak:
+        if leaking.any() and not self.mixes_tokens and not self.has_leak:
             n = int(leaking.any(0).nonzero()[-1])
             i, j = int(leaking[:, n].int().argmax()), moved.tokens[n]
             where = localize.find_moving_module(self.model, replace_token(self.model, j, self.sequence), self.sequence, i)

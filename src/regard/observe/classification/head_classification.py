@@ -152,10 +152,9 @@ def classify_implicit_heads(
 def select_key_words(recording: Recording, tokens: Tokens | None, layer: int, kind: str, part: str | None) -> Tokens | None:
     """Return the words or ids of a layer's keys: those of the recording if it has the layer's number, others as they are."""
     if tokens is recording.tokens:
-        own: Tokens | None = recording.words(layer, kind, part)[1]
-        return own
-    theirs: Tokens | None = words.select_axis_words(tokens, kind, recording.layers(kind, part)[layer])[1]
-    return theirs
+        return recording.words(layer, kind, part)[1]
+    chosen: Tokens | None = words.select_axis_words(tokens, kind, recording.layers(kind, part)[layer])[1]
+    return chosen
 
 
 def list_stripe_words(look: MapView, head: int, tokens: Tokens | None) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ from regard.observe.files.header_values import (
 from regard.observe.files.mask_serialization import MaskReader
 from regard.observe.files.serialize import CALL_NUMBERS, CALL_TENSORS
 from regard.observe.implicit_history import ImplicitCall, ImplicitHistory
-from regard.observe.interception.attention_call import MissedCall, OtherWeights
+from regard.observe.interception.attention_call import CallPart, MissedCall, OtherWeights
 from regard.observe.recorded_runs.data_flow import LayerLinks
 from regard.observe.recorded_runs.run import KINDS, Call, Run
 from regard.observe.recorded_runs.words import TextPair
@@ -164,6 +164,16 @@ def deserialize_links(found: Any) -> LayerLinks:
     return LayerLinks(require_count(forward), require_count(number), frozenset(map(require_count, require_list(beside))))
 
 
+def deserialize_part(found: Any) -> CallPart:
+    """Build the part of a call from its part of the header."""
+    tokens, can_be_rows, places = require_list(found, 3)
+    part = CallPart(require_count(tokens), require_bool(can_be_rows))
+    if places is None:
+        return part
+    first, last = map(require_integer, require_list(places, 2))
+    return part._replace(row_range=(first, last))
+
+
 def deserialize_call(found: dict[str, Any], tensors: dict[str, Tensor], masks: MaskReader) -> StoredCall:
     """Build a stored call from its part of the header."""
     names = {name: found.get(name) for name in CALL_TENSORS}
@@ -185,9 +195,6 @@ def deserialize_call(found: dict[str, Any], tensors: dict[str, Tensor], masks: M
     if weight is not None and weight.shape != q.shape[3:]:
         raise ValueError(f"a weight {tuple(weight.shape)} of additive scores does not fit queries {tuple(q.shape)}")
     given: dict[str, Any] = {field: named[name] for name, field in CALL_TENSORS.items()}
-    given["packed_tokens"] = require_count(found.get("packed", 0))  # absent in older files
-    given["can_be_rows"] = require_bool(found.get("rows", True))
-    if found.get("row_range") is not None:
-        start, end = map(require_integer, require_list(found["row_range"], 2))
-        given["row_range"] = start, end
+    if "part" in found:  # absent in older files
+        given["part"] = deserialize_part(found["part"])
     return StoredCall(**given, first=first, stop=stop, step=step, mask=mask, offset=offset, scale=scale, softcap=softcap)

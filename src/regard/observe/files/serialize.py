@@ -154,9 +154,7 @@ def serialize_call(stored: StoredCall, packed: NamedTensors) -> dict[str, Any]:
     return {
         **{name: packed.add(getattr(stored, field)) for name, field in CALL_TENSORS.items()},
         **{name: getattr(stored, name) for name in (*CALL_NUMBERS, "scale", "softcap")},
-        "packed": stored.packed_tokens,
-        "rows": stored.can_be_rows,
-        "row_range": None if stored.row_range is None else [*stored.row_range],
+        "part": [*stored.part[:2], None if stored.part.row_range is None else [*stored.part.row_range]],
         "offset": stored.offset.tolist() if isinstance(stored.offset, Tensor) else stored.offset,
         "mask": serialize_mask(stored.mask, q, stop, stored.offset, packed),
     }

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,17 @@ class RankPart:
     has_whole_batch: bool
 
 
+class CallPart(NamedTuple):
+    """Where the queries of a call lie beside those of the calls before it in the same visit of their module."""
+
+    packed_tokens: int = 0  # of the module's input, if the calls are consecutive parts of it; else 0
+    can_be_rows: bool = True  # whether the queries may be rows behind those of the calls before
+    row_range: tuple[int, int] | None = None  # from the first byte of the first to that of the last, if all are in one memory
+
+
+ALONE = CallPart()
+
+
 @dataclass(eq=False, kw_only=True)
 class AttentionCall(CallArguments):
     """An intercepted call of an attention kernel: its arguments, and what the interception found out about its caller."""
@@ -57,11 +68,7 @@ class AttentionCall(CallArguments):
     can_use_cache: bool = True  # whether more keys than queries may mean that the first keys come from a cache
     is_stepwise: bool = False  # whether calls with the same keys, in one forward or many, are steps of one decoder
     unwritten_keys: int = 0  # number of further keys that the kernel was given and that no query sees
-    packed_tokens: int = 0  # of the input that it is a part of, with the calls before it in the same visit; 0 if of none
-    can_be_rows: bool = True  # whether its queries may be rows behind those of the calls before it in the same visit
-    row_range: tuple[int, int] | None = (
-        None  # of its queries in the memory that those of all calls of its visit are in; or None
-    )
+    part: CallPart = ALONE  # where its queries lie beside those of the calls before it in the same visit
     note: str = ""  # how much of it is stored as it is, and why
     unread_bias: Tensor | None = None  # numbers that the caller's mask has and this kernel, unlike others, does not add
     has_stored_weights: bool = False  # whether its scores are not known; its bias may be the logarithm of the caller's weights

@@ -83,29 +83,36 @@ def identify_source(frames: list[ModuleFrame]) -> tuple[Any, ...]:
 
     A module that hands its input on as it is belongs to the one that it calls.
     """
-    views, depth = list_input_views(frames[-1]), len(frames) - 1
-    while depth and list_input_views(frames[depth - 1]) == views:
+    inputs, depth = list_inputs(frames[-1]), len(frames) - 1
+    views = [view for view, _ in inputs]
+    while depth and [view for view, _ in list_inputs(frames[depth - 1])] == views:
         depth -= 1
-    return (*([weakref.ref(frames[depth - 1])] if depth else []), *views) if views else ()
+    parent = [weakref.ref(frames[depth - 1])] if depth else []
+    return (*parent, *views, *(sum_numbers(x) for _, x in inputs)) if views else ()
 
 
-def list_input_views(frame: ModuleFrame) -> list[tuple[Any, ...]]:
-    """Return what identifies the input of a module: tensors with as many axes as the first floating-point one, each once.
+def list_inputs(frame: ModuleFrame) -> list[tuple[tuple[Any, ...], Tensor]]:
+    """Return the tensors that a module was given with as many axes as the first floating-point one, each once, and their views.
 
     Weights or a mask may be those of each module.
     """
     given = [x for x in frame.input_tensors if is_comparable(x) and x.is_floating_point()]
-    views: list[tuple[Any, ...]] = []
-    for view in [identify_view(x) for x in given if given[0].dim() == x.dim() > 1]:
-        views += [] if view in views else [view]
-    return views
+    inputs: list[tuple[tuple[Any, ...], Tensor]] = []
+    for x in given:
+        if given[0].dim() == x.dim() > 1 and all(view != identify_view(x) for view, _ in inputs):
+            inputs.append((identify_view(x), x))
+    return inputs
 
 
 def identify_view(x: Tensor) -> tuple[Any, ...]:
-    """Return what two tensors have in common that are the same numbers in the same memory."""
-    version = 0 if x.is_inference() else x._version  # which code outside autograd, such as numpy, does not count either
+    """Return what two tensors have in common that are views of the same memory."""
+    return Memory(x), x.storage_offset(), x.shape, x.stride(), 0 if x.is_inference() else x._version
+
+
+def sum_numbers(x: Tensor) -> int:
+    """Return a sum of the numbers of a tensor, which tells what was written where no version counts it, as by numpy."""
     bits = x.detach().view(INTEGERS[x.element_size()]).sum(-1)
-    return Memory(x), x.storage_offset(), x.shape, x.stride(), version, int(sum_bits(bits.view(-1)))
+    return int(sum_bits(bits.view(-1)))
 
 
 def is_independent(places: list[FramePlace], frames: list[ModuleFrame]) -> bool:

@@ -281,23 +281,21 @@ class Run:
 
     def describe_joined_layers(self) -> Iterator[tuple[str, str]]:
         """Yield the name of each layer that joins several calls, and in words how."""
-        for kind in KINDS:
-            for name, visit in self.list_all_visits(kind):
-                own = self.find_module_histories((name, visit), kind)
-                if self.join_modules(name, own) is not None:
-                    yield name, f"{join_names([key[0] for key in own])} read the same input and are one layer"
-                elif len(own) > 1:
-                    histories = [*own.values()]
-                    joining = find_joining(histories, [history.build_map().planes.request for history in histories])
-                    yield from [] if joining is None else [(name, f"{len(own)} {joining.value}")]
+        groups = [(name, own) for kind in KINDS for (name, _), own in self.group_histories(kind).items() if len(own) > 1]
+        for name, own in groups:
+            if are_of_several_modules(own):
+                yield name, f"{join_names([key[0] for key in own])} read the same input and are one layer"
+                continue
+            joining = find_joining([*own.values()], [history.build_map().planes.request for history in own.values()])
+            if joining is not None:
+                yield name, f"{len(own)} {joining.value}"
 
     def merge_modules(self) -> "Run":
         """Return the run with one history for each layer that several modules are; itself if there is none."""
         histories: dict[HistoryKey, KVHistory] = {}
         for kind in KINDS:
-            for name, visit in self.list_all_visits(kind):
-                own = self.find_module_histories((name, visit), kind)
-                joined = self.join_modules(name, own)
+            for (name, visit), own in self.group_histories(kind).items():
+                joined = join_modules(name, own)
                 histories |= own if joined is None else {(name, kind, visit, 0): joined}
         return self if histories.keys() == self.histories.keys() else replace(self, histories=histories)
 
@@ -420,26 +418,20 @@ class Run:
         """Return the histories of a layer: one for each call that one visit of its module makes, or one of all its modules."""
         visit = self.find_visit(layer, check_choice("kind", kind, KINDS), part)
         own = self.find_module_histories(visit, kind)
-        joined = self.join_modules(visit[0], own)
+        joined = join_modules(visit[0], own)
         return [*own.values()] if joined is None else [joined]
 
     def find_module_histories(self, visit: tuple[str, int], kind: str) -> dict[HistoryKey, KVHistory]:
-        """Return the histories of a layer, or of a module of one, by its name and visit: of each of its modules.
+        """Return the histories of a layer, or of a module of one, by its name and visit: of each of its modules."""
+        own = {key: one for key, one in self.histories.items() if key[1] == kind and (key[0], key[2]) == visit}
+        return self.group_histories(kind).get(visit) or order_by_memory(own)
 
-        Those of one module are in the order in which their queries lie in one memory, if they do.
-        """
-        layers = self.name_layers(kind)
-        own = [key for key, layer in layers.items() if layer == visit] or [key for key in layers if (key[0], key[2]) == visit]
-        places = {key: self.histories[key].stored_calls[0].row_range for key in own}
-        ranges = {key: place for key, place in places.items() if place is not None}
-        if len({(key[0], key[2]) for key in own}) == 1 and len(ranges) == len(own):
-            own.sort(key=ranges.__getitem__)
-        return {key: self.histories[key] for key in own}
-
-    def join_modules(self, name: str, own: Mapping[HistoryKey, KVHistory]) -> KVHistory | None:
-        """Return one history of the histories of a layer of this name, if they are of several modules or visits of one."""
-        are_several = len({(key[0], key[2]) for key in own}) > 1
-        return join_head_histories(name, [*own.values()]) if are_several else None
+    def group_histories(self, kind: str) -> dict[tuple[str, int], dict[HistoryKey, KVHistory]]:
+        """Return the histories of each layer with a softmax, by its name and visit."""
+        groups: dict[tuple[str, int], dict[HistoryKey, KVHistory]] = {}
+        for key, layer in self.name_layers(kind).items():
+            groups.setdefault(layer, {})[key] = self.histories[key]
+        return {layer: order_by_memory(own) for layer, own in groups.items()}
 
     def find_path(self, layer: int | str, kind: str, part: str | None) -> str:
         """Return the path of a layer's module, or of the first of several."""
@@ -486,3 +478,22 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({count_calls(len(self.calls), len(self.names))})"
+
+
+def are_of_several_modules(own: Mapping[HistoryKey, KVHistory]) -> bool:
+    """Return whether the histories of a layer are of several modules, or of several visits of one."""
+    return len({(key[0], key[2]) for key in own}) > 1
+
+
+def join_modules(name: str, own: Mapping[HistoryKey, KVHistory]) -> KVHistory | None:
+    """Return one history of the histories of a layer of this name, if they are of several modules."""
+    return join_head_histories(name, [*own.values()]) if are_of_several_modules(own) else None
+
+
+def order_by_memory(own: dict[HistoryKey, KVHistory]) -> dict[HistoryKey, KVHistory]:
+    """Return the histories of one module in the order in which their queries lie in one memory, if they do."""
+    places = {key: history.stored_calls[0].part.row_range for key, history in own.items()}
+    ranges = {key: place for key, place in places.items() if place is not None}
+    if len(own) < 2 or len(ranges) < len(own) or are_of_several_modules(own):
+        return own
+    return {key: own[key] for key in sorted(own, key=ranges.__getitem__)}

@@ -98,7 +98,7 @@ def find_joining(histories: list[KVHistory], asked: list[Request]) -> Joining | 
         return Joining.PACKED
     if len({k.shape[2] for k in keys}) == 1:
         calls = [stored for history in histories for stored in history.stored_calls]
-        are_rows = all(stored.can_be_rows for stored in calls) and not are_interleaved(calls)
+        are_rows = all(stored.part.can_be_rows for stored in calls) and not are_interleaved(calls)
         return Joining.ROWS if are_rows and any(all(has_heads_of(k, columns) for k in keys) for columns in keys) else None
     grows = all(
         k.shape[2] == keys[0].shape[2] + n and one.q.shape[2] == 1 for n, (one, k) in enumerate(zip(asked, keys, strict=True))
@@ -109,14 +109,14 @@ def find_joining(histories: list[KVHistory], asked: list[Request]) -> Joining | 
 
 def are_interleaved(calls: list[StoredCall]) -> bool:
     """Return whether the queries of a call lie between those of another, as far as that is known."""
-    ranges = sorted(call.row_range for call in calls if call.row_range is not None)
+    ranges = sorted(call.part.row_range for call in calls if call.part.row_range is not None)
     return len(ranges) == len(calls) and any(end >= start for (_, end), (start, _) in itertools.pairwise(ranges))
 
 
 def are_packed(histories: list[KVHistory]) -> bool:
     """Return whether several calls are all parts of the tokens of one input, which follow each other."""
     calls = [stored for history in histories for stored in history.stored_calls]
-    tokens = {stored.packed_tokens for stored in calls}
+    tokens = {stored.part.packed_tokens for stored in calls}
     queries = sum(len(stored.q) * stored.q.shape[2] for stored in calls)
     keys = sum(len(stored.q) * (stored.stop - stored.first) for stored in calls)
     return tokens == {queries} and (histories[0].kind == "cross" or keys == queries)

@@ -13,7 +13,7 @@ from regard.map.compressed_bias import compress_bias
 from regard.mechanism.mask_algebra import EVERYTHING, Mask
 from regard.mechanism.masks import Causal, Documents, Given, Window
 from regard.mechanism.scores import default_scale, score_dtype
-from regard.observe.interception.attention_call import CallArguments
+from regard.observe.interception.attention_call import ALONE, CallArguments, CallPart
 from regard.observe.recorded_runs.data_flow import LayerLinks
 from regard.observe.recorded_runs.part_names import describe_module
 from regard.observe.stored_calls.call_graph import CallGraph
@@ -33,11 +33,7 @@ class StoredCall(CallArguments):
     first: int  # index in the history of its first key
     stop: int  # end of its keys in the history, exclusive
     step: int
-    packed_tokens: int = 0  # of the input that it is a part of, with the calls before it in the same visit; 0 if of none
-    can_be_rows: bool = True  # whether its queries may be rows behind those of the calls before it in the same visit
-    row_range: tuple[int, int] | None = (
-        None  # of its queries in the memory that those of all calls of its visit are in; or None
-    )
+    part: CallPart = ALONE  # where its queries lie beside those of the calls before it in the same visit
     residual: Tensor | None = None  # (b, t, c), the output of the block that the call is in
     graph: CallGraph | None = None  # of the call, if it ran with gradients and values are kept; not saved
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from regard.observe.interception.attention_call import AttentionCall
+from regard.observe.interception.attention_call import AttentionCall, CallPart
 from regard.observe.interception.provenance import ModuleFrame
 
 
@@ -41,33 +41,28 @@ class PackedCalls:
     def __init__(self) -> None:
         self.cuts: dict[tuple[str, str, int], Cut] = {}
 
-    def place_call(
-        self, visit: tuple[str, str, int], number: int, call: AttentionCall, frame: ModuleFrame
-    ) -> tuple[int, bool, tuple[int, int] | None]:
-        """Return the tokens of the input that the calls of a visit so far are consecutive parts of, 0 if of none.
+    def place_call(self, visit: tuple[str, str, int], number: int, call: AttentionCall, frame: ModuleFrame) -> CallPart:
+        """Return where the queries of a call lie beside those of the calls of its visit so far.
 
-        And whether the queries of the call may be further rows of a map: not if the calls have more queries than the
-        input has tokens, as heads or calls to subtract. And in which bytes of one memory its queries are, from the first to the
-        last, if it is that of the calls before.
+        They are no further rows of a map if the calls have more queries than the input has tokens, as heads have, or calls that
+        are subtracted.
         """
         tensors, queries = (call.q, call.k), len(call.q) * call.q.shape[2]
         starts = tuple(x.data_ptr() for x in tensors)
         ends = tuple(x.data_ptr() + (x.shape[2] - 1) * x.stride(2) * x.element_size() for x in tensors)
-        first = int(call.q.storage_offset()) * call.q.element_size()
-        row_range: tuple[int, int] | None = (first, first + ends[0] - starts[0])
-        cut, before = Cut(tuple(map(Memory, tensors)), ends, queries, 0, 0), self.cuts.get(visit)
+        cut, before, is_same = Cut(tuple(map(Memory, tensors)), ends, queries, 0, 0), self.cuts.get(visit), [True]
         if number == 0 or before is None:
             tokens = count_input_tokens(call, frame)
             cut = cut._replace(input_tokens=tokens, packed_tokens=tokens)
         else:
             is_same = [own == last for own, last in zip(cut.memories, before.memories, strict=True)]
             is_behind = [end < start for end, start in zip(before.ends, starts, strict=True)]
-            row_range = row_range if is_same[0] else None
             packed = before.packed_tokens if all(is_same + is_behind) else 0
             cut = cut._replace(queries=before.queries + queries, input_tokens=before.input_tokens, packed_tokens=packed)
         self.cuts[visit] = cut
         has_too_many = 0 < cut.input_tokens < cut.queries
-        return cut.packed_tokens, not has_too_many, row_range
+        first = int(call.q.storage_offset()) * call.q.element_size()
+        return CallPart(cut.packed_tokens, not has_too_many, (first, first + ends[0] - starts[0]) if is_same[0] else None)
 
 
 def count_input_tokens(call: AttentionCall, frame: ModuleFrame) -> int:
