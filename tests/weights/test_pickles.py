@@ -1,11 +1,11 @@
 import pickle
-import re
+import zipfile
 
 import pytest
 import torch
 
 from regard.errors import WeightsError
-from regard.weights import gpt2
+from regard.weights import gpt2, pickles
 
 
 class Trap:
@@ -30,11 +30,43 @@ def test_a_pickle_of_anything_but_tensors_is_refused_and_runs_nothing(tmp_path, 
         gpt2.load_weights(path)
 
 
-def test_an_old_file_whose_list_of_storages_is_damaged_is_refused(tmp_path):
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_tensors_are_those_that_were_saved_whatever_their_layout(tmp_path, is_zip):
+    torch.manual_seed(0)
+    flat, turned, path = torch.randn(53), torch.randn(7, 11), tmp_path / "m.bin"
+    expected = {"a": flat[:21].view(3, 7), "b": flat[21:], "turned": turned.T, "sliced": turned[:, 2:5], "whole": torch.arange(5)}
+    expected |= {"brain": torch.randn(5, 3).bfloat16(), "empty": torch.empty(0, 3), "one": torch.tensor(2.5)}
+    expected |= {"expanded": torch.randn(3, 1).expand(3, 5), "negative": torch._neg_view(torch.randn(3))}
+    torch.save(expected, path, _use_new_zipfile_serialization=is_zip)
+    for name, stored in pickles.read_pickle(path)[0].items():
+        rows = [torch.empty(0, 1, dtype=stored.dtype), *(row.clone() for row in stored.read_rows(1))]
+        assert torch.equal(torch.cat(rows).view(stored.shape), expected.pop(name)), name
+    assert not expected
+    torch.save({"w": torch.randn(3).to_sparse()}, path, _use_new_zipfile_serialization=is_zip)
+    with pytest.raises(WeightsError, match="w must be a dense tensor"):
+        pickles.read_pickle(path)
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_a_changed_bit_is_noticed_and_an_archive_that_was_zipped_again_is_read(tmp_path, compression):
+    path, numbers = tmp_path / "m.bin", torch.randn(53)
+    torch.save({"w": numbers}, path)
+    with zipfile.ZipFile(path) as archive:
+        records = {name: archive.read(name) for name in sorted(archive.namelist())}
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, content in records.items():
+            archive.writestr(name, content)
+        at = archive.getinfo(next(name for name in records if name.endswith("data/0"))).header_offset + 80
+    assert torch.equal(torch.cat(list(pickles.read_pickle(path)[0]["w"].read_rows(1))).flatten(), numbers)
+    content = path.read_bytes()
+    path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+    with pytest.raises(WeightsError, match="is damaged"):
+        pickles.read_pickle(path)
+
+
+def test_bytes_behind_the_last_number_of_an_old_file_are_refused(tmp_path):
     path = tmp_path / "model.pt"
     torch.save({"wte.weight": torch.ones(3)}, path, _use_new_zipfile_serialization=False)
-    content = path.read_bytes()
-    place = [found.end() - 1 for found in re.finditer(rb"\d{8,}", content)][-1]  # the list stands last
-    path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-    with pytest.raises(WeightsError, match="is damaged"):
-        gpt2.load_weights(path)
+    path.write_bytes(path.read_bytes() + b"\0")
+    with pytest.raises(WeightsError, match="bytes follow its last number"):
+        pickles.read_pickle(path)

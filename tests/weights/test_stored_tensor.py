@@ -69,7 +69,7 @@ print(-1 if peak is None else peak / (sum(tensor.nbytes for tensor in kept[0].te
 """
 
 
-@pytest.fixture(scope="module", params=["transformers", "pickle", "TensorFlow"])
+@pytest.fixture(scope="module", params=["transformers", "TensorFlow"])
 def real_size(request, tmp_path_factory) -> Iterator[Path]:
     """GPT-2's smallest size in one format."""
     path, sizes = tmp_path_factory.mktemp("real"), {"n_layer": 12, "n_embd": 768, "vocab_size": 50257}

@@ -1,9 +1,9 @@
-"""Read the files of torch.save with torch's own reader of plain tensors: a pickle with anything else is refused."""
+"""Read the files of torch.save by torch's own loader of plain tensors: a pickle with anything else is refused."""
 
 import pickle
 import warnings
+import zipfile
 from collections.abc import Mapping
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import RegardError, WeightsError
-from regard.weights.storages import Opener, SavedObject, open_torch_file
-from regard.weights.stored_tensor import StoredTensor, describe_error, make_memory_opener, read_into
+from regard.weights.stored_tensor import StoredTensor, describe_error, make_memory_opener
 
 ENDINGS = (".bin", ".pt", ".pth", ".ckpt")
 MODEL = ("model", "model_state_dict", "state_dict")  # keys under which training scripts store the tensors
@@ -21,11 +20,11 @@ PLAIN = (type(None), bool, int, float, str)  # types of a setting
 
 
 def read_pickle(path: Path) -> tuple[dict[str, StoredTensor], Mapping[str, Any]]:
-    """Return the tensors of a pickle, and the settings that nanoGPT stores with them."""
+    """Return the tensors of a pickle, all of which are in memory, and the settings that nanoGPT stores with them."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of how the file was written; its content is checked here
-            return list_tensors(path, open_torch_file(path))
+            return list_tensors(path, load_object(path))
     except RegardError:
         raise
     except pickle.UnpicklingError:
@@ -37,15 +36,34 @@ def read_pickle(path: Path) -> tuple[dict[str, StoredTensor], Mapping[str, Any]]
         raise WeightsError(f"{path} is damaged, or not what torch.save writes: {describe_error(error)}.") from None
 
 
-def list_tensors(path: Path, saved: SavedObject) -> tuple[dict[str, StoredTensor], Mapping[str, Any]]:
+def load_object(path: Path) -> Any:
+    """Return the object in a file. Raises ValueError for a wrong checksum or bytes behind the last number."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:  # torch verifies no checksums, and may have been told to write none
+            has_checksums = any(info.CRC for info in archive.infolist())
+            altered = archive.testzip() if has_checksums else None
+        if altered is not None:
+            raise ValueError(f"the checksum of its {altered} does not match")
+    with path.open("rb") as file:
+        found = torch.load(file, map_location="cpu", weights_only=True)
+        if not zipfile.is_zipfile(path) and file.read(1):
+            raise ValueError("bytes follow its last number")
+    return found
+
+
+def list_tensors(path: Path, found: Any) -> tuple[dict[str, StoredTensor], Mapping[str, Any]]:
     """Return the tensors of a saved object, and the settings stored with them."""
-    state, says = unwrap_state(saved.object)
+    state, says = unwrap_state(found)
     if not isinstance(state, Mapping) or not all(isinstance(x, Tensor) and isinstance(n, str) for n, x in state.items()):
         raise WeightsError(f"{path} must map names to tensors, directly or under one of {', '.join(MODEL)}.")
     if not all(isinstance(name, str) and isinstance(value, PLAIN) for name, value in says.items()):
         raise WeightsError(f"{path}: {', '.join(SETTINGS)} must map names to numbers and strings.")
-    ways: dict[object, Opener] = {}  # tensors that share their numbers in the file share the function
-    return {name: describe_tensor(path, name, tensor, saved, ways) for name, tensor in state.items()}, says
+    for name, x in state.items():
+        if x.layout != torch.strided or x.is_quantized:
+            raise WeightsError(f"{path}: {name} must be a dense tensor of plain numbers, got {x.layout} of {x.dtype}.")
+    return {
+        name: StoredTensor(path, name, tuple(x.shape), x.dtype, make_memory_opener(x.resolve_neg)) for name, x in state.items()
+    }, says
 
 
 def unwrap_state(found: Any) -> tuple[Any, Mapping[str, Any]]:
@@ -54,43 +72,3 @@ def unwrap_state(found: Any) -> tuple[Any, Mapping[str, Any]]:
         return found, {}
     says: Mapping[str, Any] = next((found[name] for name in SETTINGS if isinstance(found.get(name), Mapping)), {})
     return next((found[name] for name in MODEL if isinstance(found.get(name), Mapping)), found), says
-
-
-def describe_tensor(path: Path, name: str, tensor: Tensor, saved: SavedObject, ways: dict[object, Opener]) -> StoredTensor:
-    """Return a tensor of a pickle without reading it. Raises WeightsError unless it consists of plain numbers in the file."""
-    is_plain = tensor.layout == torch.strided and tensor.is_meta and not tensor.is_quantized
-    identity = tensor.untyped_storage()._cdata if is_plain else None
-    if identity not in saved.storages or tensor.is_neg() or tensor.is_conj():
-        raise WeightsError(f"{path}: {name} must be a plain tensor; save it again as tensor.clone().")
-    place, shape, strides, size = saved.storages[identity], tuple(tensor.shape), tensor.stride(), tensor.dtype.itemsize
-    start, span = int(tensor.storage_offset()), count_span(shape, strides)
-    if (start + span) * size > place.size:
-        raise WeightsError(f"{path}: {name} has the shape {shape}, which is more numbers than it has in the file.")
-    if prod(shape) > span or (prod(shape) < span and not saved.has_checksums):
-        # overlapping numbers or, if no checksum can distinguish that from damage, numbers with gaps
-        raise WeightsError(f"{path}: {name} has the strides {strides}; save it again as tensor.contiguous().")
-    way = make_opener(place.part(start * size, span * size), tensor)
-    way = ways.setdefault((identity, start, shape, strides, tensor.dtype), way)
-    return StoredTensor(path, name, shape, tensor.dtype, way, swapped=saved.swapped)
-
-
-def count_span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
-    """Return how many numbers there are from the first of a tensor to its last, both included."""
-    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) if prod(shape) else 0
-
-
-def make_opener(part: Opener, tensor: Tensor) -> Opener:
-    """Return a function that opens the bytes of a tensor in row-major order, whatever its strides in the file."""
-    return (
-        part
-        if tensor.is_contiguous()
-        else make_memory_opener(lambda: read_strided_tensor(part, tuple(tensor.shape), tensor.stride(), tensor.dtype))
-    )
-
-
-def read_strided_tensor(part: Opener, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return the tensor that is stored in a part of the file with these strides."""
-    content = bytearray(count_span(shape, strides) * dtype.itemsize)
-    with part() as file:
-        read_into(file, memoryview(content))
-    return torch.frombuffer(content, dtype=dtype).as_strided(shape, strides)

@@ -31,7 +31,6 @@ class StoredTensor:
     dtype: torch.dtype | str
     open: Callable[[], BufferedIOBase]
     checksum: int | None = None  # crc32c of the bytes, if the file has one
-    swapped: bool = False  # whether the byte order is reversed
 
     def __str__(self) -> str:
         return f"{self.path}: {self.name}"
@@ -49,10 +48,7 @@ class StoredTensor:
                     read_into(file, view)
                     if self.checksum is not None:
                         checksum = import_crc32c().extend(checksum, bytes(view))
-                    numbers = torch.frombuffer(view, dtype=torch.uint8)
-                    if self.swapped:
-                        numbers = numbers.view(-1, self.dtype.itemsize).flip(-1).view(-1)
-                    yield numbers.view(self.dtype).view(rows, width)
+                    yield torch.frombuffer(view, dtype=self.dtype).view(rows, width)
                     left -= rows
         except RegardError:
             raise

@@ -19,7 +19,6 @@ from safetensors import safe_open
 from regard.errors import RegardError, WeightsError
 from regard.weights import pickles, tensorflow
 from regard.weights.json_object import read_weight_map
-from regard.weights.storages import list_records
 from regard.weights.stored_tensor import StoredTensor, describe_error, drop_leading_axis, make_file_opener, make_memory_opener
 
 INDEX = ".index.json"  # names the file of each tensor
@@ -137,7 +136,7 @@ def read_safetensors(path: Path) -> Tensors:
 def read_npz(path: Path) -> Tensors:
     """Return the arrays of a .npz file, compressed or not; they are verified by the archive's own checksums."""
     archive = zipfile.ZipFile(path)  # stays open to read the arrays
-    return {name.removesuffix(".npy"): describe_array(path, archive, info) for name, info in list_records(archive).items()}
+    return {info.filename.removesuffix(".npy"): describe_array(path, archive, info) for info in archive.infolist()}
 
 
 def describe_array(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> StoredTensor:
