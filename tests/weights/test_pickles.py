@@ -34,7 +34,13 @@ def test_a_pickle_of_anything_but_tensors_is_refused_and_runs_nothing(tmp_path, 
 def test_tensors_are_those_that_were_saved_whatever_their_layout(tmp_path, is_zip):
     torch.manual_seed(0)
     flat, turned, path = torch.randn(53), torch.randn(7, 11), tmp_path / "m.bin"
-    expected = {"a": flat[:21].view(3, 7), "b": flat[21:], "turned": turned.T, "sliced": turned[:, 2:5], "whole": torch.arange(5)}
+    expected = {
+        "a": flat[:21].view(3, 7),
+        "b": flat[21:],
+        "turned": turned.T,
+        "sliced": turned[:, 2:5],
+        "whole": torch.arange(5),
+    }
     expected |= {"brain": torch.randn(5, 3).bfloat16(), "empty": torch.empty(0, 3), "one": torch.tensor(2.5)}
     expected |= {"expanded": torch.randn(3, 1).expand(3, 5), "negative": torch._neg_view(torch.randn(3))}
     torch.save(expected, path, _use_new_zipfile_serialization=is_zip)

@@ -48,6 +48,8 @@ class MatrixIndex(NamedTuple):
 class ComputedBias(Tensor):
     """A bias (..., q, k) whose class computes the entries that are read, and whatever else it knows of; torch gets them all."""
 
+    has_sums = True  # whether its entries are computed by sums, and so in no lower precision
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Compute a function of torch by the method of its name, or by the whole bias."""
@@ -76,6 +78,24 @@ class ComputedBias(Tensor):
 
     def read(self, index: MatrixIndex) -> Tensor | None:
         """Return the entries of an index; None if they need the whole bias."""
+        is_list = (list, tuple)
+        leading = tuple(torch.tensor(x, device=self.device) if isinstance(x, is_list) else x for x in index.leading)
+        spans = index.find_spans(*self.shape[-2:])
+        if spans is not None:
+            return self.select_spans(leading, *spans)
+        entries = index.find_entries(*self.shape[-2:])
+        return None if entries is None else self.read_entries(leading, *entries)
+
+    def select_spans(self, leading: tuple[Any, ...], rows: slice, columns: slice) -> Tensor:
+        """Return the bias of a span of queries, a span of keys, and what an index of the leading axes says."""
+        raise NotImplementedError
+
+    def read_entries(self, leading: tuple[Any, ...], rows: Tensor, columns: Tensor) -> Tensor | None:
+        """Return the entries of queries and keys by index, which broadcast; None if they need the whole bias."""
+        raise NotImplementedError
+
+    def apply(self, function: Callable[[Tensor], Tensor]) -> "ComputedBias":
+        """Return the bias with a function of what it stores, which may move it to another device."""
         raise NotImplementedError
 
     def to_dense(self, *_: Any, **__: Any) -> Tensor:
@@ -86,6 +106,44 @@ class ComputedBias(Tensor):
         """Return the entries along an axis at some places (n,)."""
         along = dim % self.dim()
         return self[(*(slice(None),) * along, index)]
+
+
+class NumberedBias(ComputedBias):
+    """A bias whose entries are `numbers` (..., n), or sums of some of them, by their places."""
+
+    numbers: Tensor
+    has_sums = False
+
+    def copy_with(self, numbers: Tensor) -> "NumberedBias":
+        """Return the bias with other numbers."""
+        raise NotImplementedError
+
+    @property
+    def nbytes(self) -> int:  # type: ignore[override]
+        """The bytes of the numbers, without repeats along axes that are expanded."""
+        return drop_repeated_axes(self.numbers).nbytes
+
+    def data_ptr(self) -> int:
+        """Return the address of the numbers."""
+        return self.numbers.data_ptr()
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """Return the storage of the numbers."""
+        return self.numbers.untyped_storage()
+
+    def bound(self) -> float:
+        """Return a bound of the size of the numbers."""
+        return float(self.numbers.abs().amax()) if self.numbers.numel() else 0.0
+
+    def apply(self, function: Callable[[Tensor], Tensor]) -> "NumberedBias":
+        """Return the bias with a function of its numbers, which may move it to another device."""
+        return self.copy_with(function(self.numbers)).expand(self.shape)
+
+    def expand(self, *sizes: Any, **_: Any) -> "NumberedBias":
+        """Return the bias expanded along axes before those of queries and keys."""
+        shape = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
+        own = self.numbers.shape[self.dim() - 2 :]
+        return self.copy_with(self.numbers.expand(*shape[:-2], *own))
 
 
 def make_dense(x: Any) -> Any:
@@ -105,26 +163,27 @@ def parse_index(index: Any, dims: int) -> MatrixIndex | None:
     return MatrixIndex(tuple(parts[:-2]), *parts[-2:])
 
 
-def define_entrywise(kind: Any) -> None:
-    """Define the methods that treat entries one by one for a class of biases that has `apply`, a function of what it stores."""
+def define_entrywise(name: str) -> Callable[..., Tensor]:
+    """Return the method of a bias that treats its entries one by one, as the method of this name of a tensor does."""
 
-    def define(name: str) -> Callable[..., Tensor]:
-        def compute(self: Any, *args: Any, **kwargs: Any) -> Tensor:
-            def change(x: Tensor) -> Tensor:
-                changed: Tensor = getattr(x, name)(*args, **kwargs)
-                return changed
+    def compute(self: ComputedBias, *args: Any, **kwargs: Any) -> Tensor:
+        def change(x: Tensor) -> Tensor:
+            changed: Tensor = getattr(x, name)(*args, **kwargs)
+            return changed
 
-            wanted = change(torch.empty(0, dtype=self.dtype)).dtype if name in CASTS else self.dtype
-            found: Tensor = self.apply(change) if score_dtype(wanted) == wanted else change(self.to_dense())
-            return found
+        wanted = change(torch.empty(0, dtype=self.dtype)).dtype if name in CASTS and self.has_sums else self.dtype
+        return self.apply(change) if score_dtype(wanted) == wanted or not self.has_sums else change(self.to_dense())
 
-        return compute
+    return compute
 
-    for name in ENTRYWISE:
-        setattr(kind, name, define(name))
+
+for _name in ENTRYWISE:
+    setattr(ComputedBias, _name, define_entrywise(_name))
 
 
 def drop_repeated_axes(x: Tensor) -> Tensor:
-    """Return a tensor with size 1 for each axis along which it is expanded."""
+    """Return a tensor, or a bias of numbers, with size 1 for each axis along which it is expanded."""
+    if isinstance(x, NumberedBias):
+        return x.copy_with(drop_repeated_axes(x.numbers))
     strides = x.stride()
     return x if all(strides) else x[tuple(slice(None) if stride else slice(1) for stride in strides)]

@@ -11,10 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.map.computed_bias import ComputedBias, MatrixIndex, define_entrywise, drop_repeated_axes
-from regard.map.grid_bias import GridBias
-from regard.map.grouped_bias import GroupedBias
-from regard.map.relative_bias import RelativeBias
+from regard.map.computed_bias import ComputedBias, drop_repeated_axes
 from regard.mechanism.request import disable_autocast
 from regard.mechanism.scores import score_dtype
 
@@ -52,7 +49,7 @@ class DistanceTerm:
 
     def list_tensors(self) -> list[Tensor]:
         """Return the vectors, the table and the index, with size 1 for each axis along which they are expanded."""
-        return [drop_expanded(self.vectors), drop_expanded(self.table), self.index]
+        return [drop_repeated_axes(self.vectors), drop_repeated_axes(self.table), self.index]
 
     def bound(self) -> float:
         """Return a bound of the size of the entries."""
@@ -112,7 +109,7 @@ class DistanceProducts(ComputedBias):
     @property
     def nbytes(self) -> int:  # type: ignore[override]
         """The bytes of the vectors, tables and indices, and of what is added."""
-        rest = 0 if self.rest is None else drop_expanded(self.rest).nbytes
+        rest = 0 if self.rest is None else drop_repeated_axes(self.rest).nbytes
         return sum(one.nbytes for one in self.terms) + rest
 
     def data_ptr(self) -> int:
@@ -149,20 +146,13 @@ class DistanceProducts(ComputedBias):
         rest = None if self.rest is None else self.rest.expand(whole)
         return DistanceProducts(tuple(expand_term(one, (*whole[:-2], *self.shape[-2:])) for one in self.terms), rest)
 
-    def read(self, index: MatrixIndex) -> Tensor | None:
-        """Return the entries of an index; None if they need the whole bias."""
-        queries, keys = self.shape[-2:]
-        is_list = (list, tuple)
-        leading = tuple(torch.tensor(x, device=self.device) if isinstance(x, is_list) else x for x in index.leading)
-        spans = index.find_spans(queries, keys)
-        if spans is not None:
-            terms = tuple(one.select(leading, *spans) for one in self.terms)
-            return DistanceProducts(terms, None if self.rest is None else self.rest[(*leading, *spans)])
-        entries = index.find_entries(queries, keys)
-        if entries is None:
-            return None
-        block = self.read_block(leading, *entries)
-        return self.read_pairs(leading, *entries) if block is None else block
+    def select_spans(self, leading: tuple[Any, ...], rows: slice, columns: slice) -> Tensor:
+        terms = tuple(one.select(leading, rows, columns) for one in self.terms)
+        return DistanceProducts(terms, None if self.rest is None else self.rest[(*leading, rows, columns)])
+
+    def read_entries(self, leading: tuple[Any, ...], rows: Tensor, columns: Tensor) -> Tensor | None:
+        block = self.read_block(leading, rows, columns)
+        return self.read_pairs(leading, rows, columns) if block is None else block
 
     def read_block(self, leading: tuple[Any, ...], rows: Tensor, columns: Tensor) -> Tensor | None:
         """Return all entries of some rows (n, 1) and columns (m,) of a block; None if they are spread too far for one."""
@@ -199,9 +189,6 @@ class DistanceProducts(ComputedBias):
             found.append(add_up(terms if self.rest is None else [*terms, self.rest[(*own, i, j)].to(self.dtype)]))
         entries = torch.cat(found, -1)
         return entries.view(*entries.shape[:-1], *shape)
-
-
-define_entrywise(DistanceProducts)
 
 
 def find_band(bias: Tensor) -> DistanceProducts | None:
@@ -289,15 +276,3 @@ def expand_term(term: DistanceTerm, shape: tuple[int, ...] | torch.Size) -> Dist
     """Return a term expanded along the axes before those of queries and keys to those of a shape (..., q, k)."""
     vectors, table = (x.expand(*shape[:-2], *x.shape[-2:]) for x in (term.vectors, term.table))
     return replace(term, vectors=vectors, table=table)
-
-
-def drop_expanded(x: Tensor) -> Tensor:
-    """Return a tensor, or a bias of distances, groups or a grid, with size 1 for each axis along which it is expanded."""
-    if isinstance(x, RelativeBias):
-        leading = (slice(None) if stride else slice(1) for stride in x.diagonals.stride()[:-1])
-        return RelativeBias(x.diagonals[tuple(leading)], x.shape[-2])
-    if isinstance(x, GroupedBias):
-        return GroupedBias(drop_repeated_axes(x.numbers), x.groups)
-    if isinstance(x, GridBias):
-        return x.copy_with(drop_repeated_axes(x.numbers))
-    return drop_repeated_axes(x)

@@ -4,14 +4,14 @@ The relative positions of Swin, BEiT, LeViT and others are a number for each hea
 pairs of pixels.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.map.computed_bias import ComputedBias, MatrixIndex, define_entrywise, drop_repeated_axes
+from regard.map.computed_bias import NumberedBias, drop_repeated_axes
 
 SMALLER = 4  # times as many entries as numbers must a bias have
 STEPS = 4  # largest number of rows and columns from one query to the next
@@ -71,7 +71,7 @@ class Grid:
         return torch.where(queries < first, rows, torch.where(keys < first, columns, places))
 
 
-class GridBias(ComputedBias):
+class GridBias(NumberedBias):
     """A bias (..., q, k) of some queries and keys of a grid, whose entries are numbers of the offset from query to key.
 
     Its slices, rows, entries and heads are found by the offsets; any other function of torch takes it as an ordinary tensor.
@@ -91,56 +91,19 @@ class GridBias(ComputedBias):
         found.numbers, found.grid, found.queries, found.keys = numbers, grid, queries, keys
         return found
 
-    @property
-    def nbytes(self) -> int:  # type: ignore[override]
-        """The bytes of the numbers, without repeats along axes that are expanded."""
-        return drop_repeated_axes(self.numbers).nbytes
-
-    def data_ptr(self) -> int:
-        """Return the address of the numbers."""
-        return self.numbers.data_ptr()
-
-    def untyped_storage(self) -> torch.UntypedStorage:
-        """Return the storage of the numbers."""
-        return self.numbers.untyped_storage()
-
-    def bound(self) -> float:
-        """Return a bound of the size of the entries."""
-        return float(self.numbers.abs().amax()) if self.numbers.numel() else 0.0
-
     def copy_with(self, numbers: Tensor) -> "GridBias":
-        """Return the bias with other numbers."""
         return GridBias(numbers, self.grid, self.queries, self.keys)
 
-    def apply(self, function: Callable[[Tensor], Tensor]) -> "GridBias":
-        """Return the bias with a function of its numbers, which may move it to another device."""
-        return self.copy_with(function(self.numbers)).expand(self.shape)
-
     def to_dense(self, *_: Any, **__: Any) -> Tensor:
-        """Return the whole bias."""
         numbers = drop_repeated_axes(self.numbers)
         queries, keys = (torch.arange(one.start, one.stop, device=numbers.device) for one in (self.queries, self.keys))
         return numbers[..., self.grid.find_places(queries.unsqueeze(-1), keys)].expand(self.shape)
 
-    def expand(self, *sizes: Any, **_: Any) -> "GridBias":
-        """Return the bias expanded along axes before those of queries and keys."""
-        shape = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
-        return self.copy_with(self.numbers.expand(*shape[:-2], -1))
+    def select_spans(self, leading: tuple[Any, ...], rows: slice, columns: slice) -> Tensor:
+        return GridBias(self.numbers[leading], self.grid, self.queries[rows], self.keys[columns])
 
-    def read(self, index: MatrixIndex) -> Tensor | None:
-        """Return the entries of an index; None if they need the whole bias."""
-        queries, keys = self.shape[-2:]
-        spans = index.find_spans(queries, keys)
-        if spans is not None:
-            return GridBias(self.numbers[index.leading], self.grid, self.queries[spans[0]], self.keys[spans[1]])
-        entries = index.find_entries(queries, keys)
-        if entries is None:
-            return None
-        rows, columns = entries
-        return self.numbers[(*index.leading, self.grid.find_places(rows + self.queries.start, columns + self.keys.start))]
-
-
-define_entrywise(GridBias)
+    def read_entries(self, leading: tuple[Any, ...], rows: Tensor, columns: Tensor) -> Tensor:
+        return self.numbers[(*leading, self.grid.find_places(rows + self.queries.start, columns + self.keys.start))]
 
 
 def find_grid(bias: Tensor) -> GridBias | None:

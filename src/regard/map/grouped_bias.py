@@ -4,13 +4,13 @@ The decomposed relative positions of images (MViT, SAM) add a number for the row
 of XLNet are groups as they are.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.map.computed_bias import ComputedBias, MatrixIndex, define_entrywise, drop_repeated_axes
+from regard.map.computed_bias import NumberedBias
 
 SMALLER = 4  # times as many keys as numbers of a query must a bias have
 ROUNDING = 4  # times the rounding of the largest seen entry of a query, by which a sum of two numbers may differ from an entry
@@ -18,12 +18,13 @@ HIDDEN = 100.0  # below the largest entry of a query: smaller ones hide keys, as
 PRECISE = (torch.float32, torch.float64)  # in which that is no more than the rounding of scores
 
 
-class GroupedBias(ComputedBias):
+class GroupedBias(NumberedBias):
     """A bias (..., q, k) whose entry of query i and key j is the sum of numbers[i, n] over the groups n of key j.
 
     Its slices, rows, entries and heads are found by the groups; any other function of torch takes it as an ordinary tensor.
     """
 
+    has_sums = True
     numbers: Tensor  # (..., q, n)
     groups: Tensor  # (m, k), the groups of each key
 
@@ -35,51 +36,26 @@ class GroupedBias(ComputedBias):
         found.numbers, found.groups = numbers, groups
         return found
 
+    def copy_with(self, numbers: Tensor) -> "GroupedBias":
+        return GroupedBias(numbers, self.groups.to(numbers.device))
+
     @property
     def nbytes(self) -> int:  # type: ignore[override]
         """The bytes of the numbers, without repeats along axes that are expanded, and of the groups."""
-        return drop_repeated_axes(self.numbers).nbytes + self.groups.nbytes
-
-    def data_ptr(self) -> int:
-        """Return the address of the numbers."""
-        return self.numbers.data_ptr()
-
-    def untyped_storage(self) -> torch.UntypedStorage:
-        """Return the storage of the numbers."""
-        return self.numbers.untyped_storage()
+        return super().nbytes + self.groups.nbytes
 
     def bound(self) -> float:
         """Return a bound of the size of the entries."""
-        return len(self.groups) * float(self.numbers.abs().amax()) if self.numbers.numel() else 0.0
-
-    def apply(self, function: Callable[[Tensor], Tensor]) -> "GroupedBias":
-        """Return the bias with a function of its numbers, which may move it to another device."""
-        numbers = function(self.numbers)
-        return GroupedBias(numbers, self.groups.to(numbers.device)).expand(self.shape)
+        return len(self.groups) * super().bound()
 
     def to_dense(self, *_: Any, **__: Any) -> Tensor:
-        """Return the whole bias."""
         return add_groups(self.numbers.index_select(-1, one) for one in self.groups)
 
-    def expand(self, *sizes: Any, **_: Any) -> "GroupedBias":
-        """Return the bias expanded along axes before those of queries and keys."""
-        shape = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
-        return GroupedBias(self.numbers.expand(*shape[:-2], *self.numbers.shape[-2:]), self.groups)
+    def select_spans(self, leading: tuple[Any, ...], rows: slice, columns: slice) -> Tensor:
+        return GroupedBias(self.numbers[(*leading, rows)], self.groups[:, columns])
 
-    def read(self, index: MatrixIndex) -> Tensor | None:
-        """Return the entries of an index; None if they need the whole bias."""
-        queries, keys = self.shape[-2:]
-        spans = index.find_spans(queries, keys)
-        if spans is not None:
-            return GroupedBias(self.numbers[(*index.leading, spans[0])], self.groups[:, spans[1]])
-        entries = index.find_entries(queries, keys)
-        if entries is None:
-            return None
-        rows, columns = entries
-        return add_groups(self.numbers[(*index.leading, rows, one[columns])] for one in self.groups)
-
-
-define_entrywise(GroupedBias)
+    def read_entries(self, leading: tuple[Any, ...], rows: Tensor, columns: Tensor) -> Tensor:
+        return add_groups(self.numbers[(*leading, rows, one[columns])] for one in self.groups)
 
 
 def add_groups(parts: Iterator[Tensor]) -> Tensor:

@@ -5,7 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from regard.map.distance_products import DistanceProducts, drop_expanded
+from regard.map.computed_bias import drop_repeated_axes
+from regard.map.distance_products import DistanceProducts
 from regard.map.grid_bias import GridBias
 from regard.map.grouped_bias import GroupedBias
 from regard.map.relative_bias import RelativeBias
@@ -58,13 +59,13 @@ def hide_numbers(bias: Tensor, most: float) -> Tensor:
     entries = drop_repeats(bias)
     replaced = entries.masked_fill(entries <= most, -math.inf)
     if isinstance(bias, RelativeBias):
-        return RelativeBias(replaced.expand(bias.diagonals.shape), bias.shape[-2])
+        return bias.copy_with(replaced.expand(bias.numbers.shape))
     return replaced.expand(bias.shape)
 
 
 def drop_repeats(bias: Tensor) -> Tensor:
     """Return the numbers of a bias, of a relative one its diagonals, with size 1 for each axis along which it is expanded."""
-    return drop_expanded(bias.diagonals if isinstance(bias, RelativeBias) else bias)
+    return drop_repeated_axes(bias.numbers if isinstance(bias, RelativeBias) else bias)
 
 
 def split_entries(bias: Tensor) -> tuple[Tensor, ...]:

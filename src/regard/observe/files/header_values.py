@@ -91,7 +91,7 @@ def require_bias(x: Any, tensors: dict[str, Tensor]) -> Tensor:
     return require_relative_bias(x, tensors) if isinstance(x, list) else tensors[x]
 
 
-def require_grouped_bias(x: dict[str, Any], tensors: dict[str, Tensor]) -> GroupedBias:
+def require_grouped_bias(x: dict[str, Any], tensors: dict[str, Tensor]) -> Tensor:
     """Return the bias of x: the names of the numbers of groups, and of the groups of each key."""
     shape = tuple(require_count(size) for size in require_list(x["shape"], 4))
     numbers, groups = tensors[x["numbers"]], tensors[x["groups"]]
@@ -111,7 +111,7 @@ def require_grouped_bias(x: dict[str, Any], tensors: dict[str, Tensor]) -> Group
     return GroupedBias(numbers, groups).expand(shape)
 
 
-def require_grid_bias(x: dict[str, Any], tensors: dict[str, Tensor]) -> GridBias:
+def require_grid_bias(x: dict[str, Any], tensors: dict[str, Tensor]) -> Tensor:
     """Return the bias of x: the name of the numbers of a grid, the grid, and the first query and key of its span."""
     shape = tuple(require_count(size) for size in require_list(x["shape"], 4))
     numbers, grid = tensors[x["numbers"]], Grid(*map(require_count, require_list(x["grid"], 4)))

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from regard.map.computed_bias import drop_repeated_axes
-from regard.map.distance_products import DistanceProducts, drop_expanded
+from regard.map.distance_products import DistanceProducts
 from regard.map.grid_bias import GridBias
 from regard.map.grouped_bias import GroupedBias
 from regard.map.relative_bias import RelativeBias
@@ -46,10 +46,14 @@ class NamedTensors:
         if x is None:
             return None
         if isinstance(x, RelativeBias):
-            return [self.add(x.diagonals), x.shape[-2]]
+            return [self.add(x.numbers), x.shape[-2]]
         if isinstance(x, DistanceProducts):
             terms = [[*map(self.add, one.list_tensors()), one.is_of_keys] for one in x.terms]
-            return {"shape": list(x.shape), "terms": terms, "rest": None if x.rest is None else self.add(drop_expanded(x.rest))}
+            return {
+                "shape": list(x.shape),
+                "terms": terms,
+                "rest": None if x.rest is None else self.add(drop_repeated_axes(x.rest)),
+            }
         if isinstance(x, GroupedBias):
             return {"shape": list(x.shape), "numbers": self.add(drop_repeated_axes(x.numbers)), "groups": self.add(x.groups)}
         if isinstance(x, GridBias):

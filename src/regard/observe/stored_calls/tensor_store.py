@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError
-from regard.map.distance_products import DistanceProducts, drop_expanded
-from regard.map.grid_bias import GridBias
-from regard.map.grouped_bias import GroupedBias
-from regard.map.relative_bias import RelativeBias
+from regard.map.computed_bias import ComputedBias, drop_repeated_axes
 from regard.mechanism.arguments import check_path, describe_value
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -49,10 +46,8 @@ class Store:
 
     def copy_tensor(self, x: Tensor) -> Tensor:
         """Return a copy of x that nothing else writes to, memory-mapped from the folder if there is one and x is large."""
-        if isinstance(x, RelativeBias):
-            return RelativeBias(self.copy_tensor(x.diagonals), x.shape[-2])
-        if isinstance(x, DistanceProducts | GroupedBias | GridBias):
-            return x.apply(lambda one: self.copy_tensor(drop_expanded(one)))
+        if isinstance(x, ComputedBias):
+            return x.apply(lambda one: self.copy_tensor(drop_repeated_axes(one)))
         copy = x.clone(memory_format=torch.contiguous_format)
         if self.folder is None or x.nbytes < SMALL or x.device.type != "cpu":
             return copy
