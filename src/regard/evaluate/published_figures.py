@@ -4,7 +4,6 @@ Source: Radford et al. 2019, Language Models are Unsupervised Multitask Learners
 by word of the original text; LAMBADA's accuracy excludes stop words.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 MODELS = {"gpt2": "117M", "gpt2-medium": "345M", "gpt2-large": "762M", "gpt2-xl": "1542M"}  # to the paper's names
@@ -39,19 +38,3 @@ def list_published(model: str | None = None, on: str | None = None) -> list[Publ
         for name, figure in zip(MODELS, figures, strict=True)
         if model in (None, name) and on in (None, text)
     ]
-
-
-def build_table(measured: Mapping[tuple[str, str, str], float] | None = None) -> list[list[str]]:
-    """Return rows of cells: a text, a measure, and for each model the published and the measured figure, or an empty cell.
-
-    measured is by model, text and measure, such as ("gpt2", "LAMBADA", "perplexity").
-    """
-    measured = measured or {}
-    rows = [["text", "measure", *(f"{model} {kind}" for model in MODELS for kind in ("published", "measured"))]]
-    for (text, measure), figures in FIGURES.items():
-        cells = []
-        for model, figure in zip(MODELS, figures, strict=True):
-            found = measured.get((model, text, measure))
-            cells += [f"{figure:.2f}", "" if found is None else f"{found:.2f}"]
-        rows.append([text, measure, *cells])
-    return rows
