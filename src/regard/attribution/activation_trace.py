@@ -1,7 +1,7 @@
 """ActivationTrace: what goes into and out of the modules of a model in one forward pass, at a few positions."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,18 +42,13 @@ class ActivationTrace:
     @contextmanager
     def watch(self, model: nn.Module) -> Iterator["ActivationTrace"]:
         """Keep activations within the context."""
-        handles = [
-            module.register_forward_hook(self.make_hook(name), with_kwargs=True)
-            for name, module in model.named_modules()
-            if isinstance(getattr(module, "weight", None), Tensor) and module.weight.dim() in (1, 2)
-            if not isinstance(module, nn.Embedding)
-        ]
-        handles.append(model.register_forward_pre_hook(self.keep_tokens))
-        try:
+        with ExitStack() as stack:
+            for name, module in model.named_modules():
+                has_weight = isinstance(weight := getattr(module, "weight", None), Tensor) and weight.dim() in (1, 2)
+                if has_weight and not isinstance(module, nn.Embedding):
+                    stack.callback(module.register_forward_hook(self.make_hook(name), with_kwargs=True).remove)
+            stack.callback(model.register_forward_pre_hook(self.keep_tokens).remove)
             yield self
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def keep_tokens(self, model: nn.Module, args: Any) -> None:
         """Keep the tokens (1, p) that a model is called with."""

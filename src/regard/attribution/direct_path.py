@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -74,13 +74,12 @@ class NormReplay:
     @contextmanager
     def watch(self, norms: Iterable[nn.Module], added: Mapping[nn.Module, Mapping[int, Tensor]]) -> Iterator[None]:
         """Keep the outputs of norms, or give them again, and add vectors (p, c) to outputs of modules, by their calls."""
-        handles = [norm.register_forward_hook(self.handle_norm, with_kwargs=True) for norm in norms]
-        handles += [module.register_forward_hook(self.make_adder(vectors)) for module, vectors in added.items()]
-        try:
+        with ExitStack() as stack:
+            for norm in norms:
+                stack.callback(norm.register_forward_hook(self.handle_norm, with_kwargs=True).remove)
+            for module, vectors in added.items():
+                stack.callback(module.register_forward_hook(self.make_adder(vectors)).remove)
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def handle_norm(self, module: nn.Module, args: Any, kwargs: Any, result: Tensor) -> Tensor | None:
         """Keep the input of a norm, and its output or give again what it was."""

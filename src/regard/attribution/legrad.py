@@ -1,7 +1,7 @@
 """LeGrad: which tokens raise the score that each layer would give through the model's own head."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -171,16 +171,11 @@ def watch_outputs(model: nn.Module, outputs: Blocks) -> Iterator[None]:
 
         return keep
 
-    handles = [
-        module.register_forward_hook(make_hook(name), with_kwargs=True)
-        for name, module in model.named_modules()
-        if name.rpartition(".")[2].isdigit()
-    ]
-    try:
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            if name.rpartition(".")[2].isdigit():
+                stack.callback(module.register_forward_hook(make_hook(name), with_kwargs=True).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def get_stream(output: Any) -> Tensor | None:
