@@ -98,7 +98,6 @@ def test_the_gradient_of_the_scores_is_that_of_the_softmax(asked):
     (expected,) = torch.autograd.grad((steps.context * left).sum(), steps.masked)
     weights = AttentionMap(asked.q, asked.k, asked.mask, **asked.options)
     found = AttributionMap.differentiate_scores(weights, left, v)
-    assert AttributionMap.of_scores == AttributionMap.differentiate_scores  # its earlier name
     assert torch.allclose(found.dense(), expected.nan_to_num(), rtol=0, atol=EQUAL)
     assert torch.allclose(found.row_sums(), expected.nan_to_num().sum(-1), rtol=0, atol=EQUAL)
 

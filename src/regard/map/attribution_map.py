@@ -69,8 +69,6 @@ class AttributionMap(SignedMap):
         ones = full_map.right.new_ones(*full_map.right.shape[:3], 1)
         return cls(weights, torch.cat([full_map.left, -means], -1), torch.cat([full_map.right, ones], -1))
 
-    of_scores = differentiate_scores  # its earlier name
-
     @cached_property
     def means(self) -> Tensor | None:
         """Σ_m A_im l_i · r_m for factor "cut", (b, h, q)."""

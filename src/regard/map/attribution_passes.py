@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.map.plane import Plane, RowRun, multiply_exactly
-from regard.map.pooling import EntryBlock, SignedPicture, choose_larger
+from regard.map.pooling import Block, SignedPicture, choose_larger
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,7 @@ def gather_entries(plane: Plane, products: Products, rows: Tensor, columns: Tens
 
 
 def gather_blocks(
-    blocks: Iterable[tuple[EntryBlock, Tensor]], shape: tuple[int, int], dtype: torch.dtype, rows: Tensor, columns: Tensor
+    blocks: Iterable[tuple[Block, Tensor]], shape: tuple[int, int], dtype: torch.dtype, rows: Tensor, columns: Tensor
 ) -> EntryStatistics:
     """Compute the sums of rows and columns, the largest entry of each row, and the picture, given the edges of its bins.
 

@@ -10,9 +10,10 @@ from regard.errors import ConfigError, ShapeError
 from regard.map import indexing
 from regard.map.attention_map import Index
 from regard.map.convolution import Convolution
-from regard.map.implicit_map import ImplicitBlock, ImplicitMap
+from regard.map.implicit_map import ImplicitMap
 from regard.map.linear_recurrence import LinearRecurrence
 from regard.map.plane import BLOCK_NUMBERS, multiply_exactly
+from regard.map.pooling import EntryBlock
 from regard.map.signed_map import SignedMap
 from regard.mechanism.arguments import check_choice, check_instance, describe_value
 
@@ -67,7 +68,7 @@ class ImplicitAttributionMap(SignedMap):
         left, right = (x[rows][:, columns] for x in (self.left, self.right))
         return ImplicitAttributionMap(self.weights.select(rows, columns), left, right, factor=self.factor)
 
-    def iterate_plane(self, b: int, h: int) -> Iterator[tuple[ImplicitBlock, Tensor]]:
+    def iterate_plane(self, b: int, h: int) -> Iterator[tuple[EntryBlock, Tensor]]:
         """Yield the blocks of complete rows of one matrix, in order, and the entries (n, m) of each, in float64."""
         left, right = self.left[b, h].double(), self.right[b, h].double()
         for block, entries in self.weights.iterate_plane(b, h):

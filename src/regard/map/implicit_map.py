@@ -12,6 +12,7 @@ from regard.map import indexing
 from regard.map.attention_map import Index
 from regard.map.convolution import Convolution, ConvolutionPlane
 from regard.map.linear_recurrence import LinearRecurrence, RecurrencePlane
+from regard.map.pooling import EntryBlock
 from regard.map.recurrence_products import can_multiply_by_token, multiply_by_token, multiply_transpose_by_token
 from regard.map.scored_matrix import ScoredMatrix, ScoredPlane
 from regard.map.signed_map import SignedMap
@@ -29,15 +30,6 @@ MECHANISMS: dict[str, type[LinearRecurrence] | type[Convolution] | type[ScoredMa
     "scored matrix": ScoredMatrix,
     "stored matrix": StoredMatrix,
 }
-
-
-@dataclass(frozen=True, eq=False)
-class ImplicitBlock:
-    """Complete rows of entries, for the queries start to stop, on the keys of `columns`."""
-
-    start: int
-    stop: int
-    columns: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +129,7 @@ class ImplicitMap(SignedMap):
         plane: Plane = self.mechanism.build_plane(*self.places[b][h])
         return plane
 
-    def iterate_plane(self, b: int, h: int) -> Iterator[tuple[ImplicitBlock, Tensor]]:
+    def iterate_plane(self, b: int, h: int) -> Iterator[tuple[EntryBlock, Tensor]]:
         """Yield the blocks of complete rows of one matrix, in order, and the entries (n, m) of each, in float64."""
         plane, start = self.build_plane(b, h), 0
         while start < self.shape[2]:
@@ -147,7 +139,7 @@ class ImplicitMap(SignedMap):
             first, last = plane.find_keys(self.first + start, self.first + stop - 1)
             queries = torch.arange(self.first + start, self.first + stop, device=self.device)
             columns = torch.arange(first, last, device=self.device)
-            yield ImplicitBlock(start, stop, columns), plane.compute_rows(queries, first, last)
+            yield EntryBlock(start, stop, columns), plane.compute_rows(queries, first, last)
             start = stop
 
     def __getitem__(self, index: Any) -> Tensor:

@@ -1,7 +1,7 @@
 """Pictures of a matrix: bins of rows and columns, each with the mean, the largest or the sum of its weights."""
 
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -75,20 +75,16 @@ class BinnedWeights:
         return (self.sum / area.clamp(min=1)).to(self.max.dtype)
 
 
-class EntryBlock(Protocol):
+@dataclass(frozen=True, eq=False)
+class EntryBlock:
     """Complete rows of a matrix, for the queries start to stop; keys that are not among `columns` have entry 0 in them."""
 
-    @property
-    def start(self) -> int:
-        """The first query."""
+    start: int
+    stop: int
+    columns: Tensor
 
-    @property
-    def stop(self) -> int:
-        """The end of the queries, exclusive."""
 
-    @property
-    def columns(self) -> Tensor:
-        """The keys (m,), by index."""
+Block = EntryBlock | RowRun
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +102,7 @@ class SignedPicture:
         largest = torch.zeros(2, *size, dtype=dtype, device=rows.device)
         return cls(*(BinnedWeights.from_sums(rows, columns, *both) for both in zip(totals, largest, strict=True)))
 
-    def add_run(self, run: EntryBlock, numbers: Tensor) -> None:
+    def add_run(self, run: Block, numbers: Tensor) -> None:
         """Add the numbers (n, m) of a run."""
         queries = torch.arange(run.start, run.stop, device=run.columns.device)
         self.numbers.add(queries, run.columns, numbers)

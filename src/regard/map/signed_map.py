@@ -14,7 +14,7 @@ from regard.map import indexing, pooling
 from regard.map.attention_map import LIMIT_BYTES, check_result_size
 from regard.map.attribution_passes import EntryStatistics, gather_blocks
 from regard.map.map_planes import PICTURE_BINS
-from regard.map.pooling import EntryBlock, bin_edges
+from regard.map.pooling import Block, bin_edges
 from regard.mechanism.arguments import check_count, describe_value
 
 
@@ -52,14 +52,14 @@ class SignedMap(HtmlRepr, ABC):
         """The dtype of every result, float32 or float64."""
 
     @abstractmethod
-    def iterate_plane(self, b: int, h: int) -> Iterator[tuple[EntryBlock, Tensor]]:
+    def iterate_plane(self, b: int, h: int) -> Iterator[tuple[Block, Tensor]]:
         """Yield the blocks of complete rows of one matrix, in order, and the entries (n, m) of each."""
 
     @abstractmethod
     def __getitem__(self, index: Any) -> Tensor:
         """Return entries by ints, slices, lists and tensors, in the shape that torch would give."""
 
-    def iterate_blocks(self) -> Iterator[tuple[int, int, EntryBlock, Tensor]]:
+    def iterate_blocks(self) -> Iterator[tuple[int, int, Block, Tensor]]:
         """Yield batch row, head, the block of queries and keys, and the entries (n, m) of it."""
         for b in range(self.shape[0]):
             for h in range(self.shape[1]):

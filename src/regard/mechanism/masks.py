@@ -141,8 +141,28 @@ class Prefix(Mask):
         return clamp_span(0, self.n, keys)
 
 
+class MaskOfTensors(Mask):
+    """Base class of masks whose arguments may be tensors: equal ones have equal arguments, with tensors on one device."""
+
+    is_batch_specific = True
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        pairs = list(zip(self.arguments, other.arguments, strict=False))
+        return len(self.arguments) == len(other.arguments) and all(
+            isinstance(x, Tensor) and isinstance(y, Tensor) and x.device == y.device and torch.equal(x, y)
+            if isinstance(x, Tensor) or isinstance(y, Tensor)
+            else x == y
+            for x, y in pairs
+        )
+
+    def __hash__(self) -> int:
+        return hash(tuple(x.shape if isinstance(x, Tensor) else x for x in self.arguments))
+
+
 @dataclass(frozen=True, eq=False)
-class Padding(Mask):
+class Padding(MaskOfTensors):
     """A query sees the real keys of its batch row: the first lengths[b], with side="left" the last, or True in a table (b, t).
 
     The last keys depend on how many there are: `for_keys` gives the rule for a number of keys, which hides the same first ones
@@ -235,16 +255,6 @@ class Padding(Mask):
             return self.for_keys(keys).find_certain_keys(rows, keys)
         return clamp_span(0, min(self.lengths, default=0), keys)
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Padding):
-            return NotImplemented
-        if self.real is not None and other.real is not None:
-            return are_equal(self.real, other.real)
-        return self.real is other.real and (self.lengths, self.side) == (other.lengths, other.side)
-
-    def __hash__(self) -> int:
-        return hash(self.lengths)
-
     def __repr__(self) -> str:
         if self.real is not None:
             return f"Padding(table {tuple(self.real.shape)})"
@@ -258,7 +268,7 @@ def require_known_end(padding: Padding) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Documents(Mask):
+class Documents(MaskOfTensors):
     """A query sees the keys with the same document id.
 
     Ids are (t,) or (b, t). One set of ids belongs to positions, and `offset` moves the queries along it; a query whose
@@ -345,25 +355,13 @@ class Documents(Mask):
             else self.queries[:, rows.start : rows.stop]
         )
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Documents):
-            return NotImplemented
-        return (
-            self.has_shared_ids == other.has_shared_ids
-            and are_equal(self.queries, other.queries)
-            and are_equal(self.keys, other.keys)
-        )
-
-    def __hash__(self) -> int:
-        return hash((self.has_shared_ids, self.queries.shape, self.keys.shape))
-
     def __repr__(self) -> str:
         shapes = tuple(self.queries.shape) if self.has_shared_ids else (tuple(self.queries.shape), tuple(self.keys.shape))
         return f"Documents(ids {shapes})"
 
 
 @dataclass(frozen=True, eq=False)
-class Given(Mask):
+class Given(MaskOfTensors):
     """A mask given as a table: bool, broadcastable from the right to (b, h, q, k); its rows are this call's queries."""
 
     is_batch_specific = True
@@ -449,19 +447,8 @@ class Given(Mask):
         """Return the table of these queries, (b, h, n, k)."""
         return self.given if self.given.shape[2] == 1 else self.given[:, :, rows.start : rows.stop]
 
-    def __eq__(self, other: object) -> bool:
-        return are_equal(self.given, other.given) if isinstance(other, Given) else NotImplemented
-
-    def __hash__(self) -> int:
-        return hash(self.given.shape)
-
     def __repr__(self) -> str:
         return f"Given(table {tuple(self.given.shape)})"
-
-
-def are_equal(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors have the same numbers; those of two devices are not compared and count as different."""
-    return one.device == other.device and torch.equal(one, other)
 
 
 def convert_ids(given: Sequence[object] | Tensor) -> Tensor:

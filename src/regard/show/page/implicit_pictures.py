@@ -10,8 +10,8 @@ from torch import Tensor
 
 from regard.errors import ConfigError
 from regard.map.attribution_passes import gather_blocks
-from regard.map.implicit_map import ImplicitBlock, ImplicitMap
-from regard.map.pooling import How, bin_edges
+from regard.map.implicit_map import ImplicitMap
+from regard.map.pooling import EntryBlock, How, bin_edges
 from regard.observe.implicit_history import join_head_maps
 from regard.observe.recorded_runs.part_names import describe_module
 from regard.observe.recorded_runs.run import IMPLICIT, HistoryKey, Run
@@ -99,7 +99,7 @@ def draw_implicit(m: ImplicitMap, rows: int, columns: int, how: How, alive: Call
     return gather_blocks(iterate_alive(m, alive), m.shape[2:], m.dtype, *edges).picture.pool(how)
 
 
-def iterate_alive(m: ImplicitMap, alive: Callable[[], None]) -> Iterator[tuple[ImplicitBlock, Tensor]]:
+def iterate_alive(m: ImplicitMap, alive: Callable[[], None]) -> Iterator[tuple[EntryBlock, Tensor]]:
     """Yield the blocks of the first matrix of a map as long as its client is there."""
     for block in m.iterate_plane(0, 0):
         alive()
