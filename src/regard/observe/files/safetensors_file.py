@@ -17,21 +17,19 @@ from regard.observe.files.checksums import compute_checksums, compute_header_che
 # 2 adds additive scores and words of each axis; 3 checksums; 4 maps without a softmax; 5 biases by their diagonals; 6 those of
 # products with distances; 7 those of groups of keys; 8 those of offsets on a grid
 FORMAT, VERSION = "regard recording", 8
-# of a file without; earlier code reads it
-BEFORE_RECURRENCES, BEFORE_DIAGONALS, BEFORE_PRODUCTS, BEFORE_GROUPS, BEFORE_GRIDS = 3, 4, 5, 6, 7
 HEADER, SUMS, SUM = "recording", "checksums", "checksum"  # metadata: our header, checksums of tensors, of the rest
 MOST_READ_BYTES = 2**28  # of a file; a larger one is memory-mapped
 ATTEMPTS = 100  # to read a file that is being replaced
 
 
-def write_file(path: Path, header: dict[str, Any], tensors: dict[str, Tensor], version: int = BEFORE_RECURRENCES) -> None:
+def write_file(path: Path, header: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """Write a file atomically: an earlier file stays until the new one is complete. Raises DataError."""
     if path.is_dir() or not path.parent.is_dir():
         raise DataError(f"a recording must be saved to a file in an existing folder, got {path}.")
     header = {**header, "versions": {"torch": torch.__version__}}
     metadata = {
         "format": FORMAT,
-        "version": str(version),
+        "version": str(VERSION),
         HEADER: json.dumps(header),
         SUMS: json.dumps(compute_checksums(tensors)),
     }

@@ -9,7 +9,7 @@ from regard.map.distance_products import DistanceProducts
 from regard.map.grid_bias import GridBias
 from regard.map.grouped_bias import GroupedBias
 from regard.map.relative_bias import RelativeBias
-from regard.observe.files import implicit_serialization, safetensors_file
+from regard.observe.files import implicit_serialization
 from regard.observe.files.mask_serialization import serialize_mask
 from regard.observe.implicit_history import ImplicitCall, ImplicitHistory
 from regard.observe.recorded_runs.run import Run
@@ -88,23 +88,6 @@ def serialize_recording(recording: Any) -> tuple[dict[str, Any], dict[str, Tenso
         **({} if recording.last_number < 0 else {"last": recording.last_number}),
     }
     return header, packed.tensors
-
-
-def find_version(recording: Any) -> int:
-    """Return the version of the file of a Recording: the earliest that can hold it."""
-    implicit = [call for call in recording.calls if isinstance(call, ImplicitCall)]
-    biases = [call.stored.bias for call in recording.calls if not isinstance(call, ImplicitCall)]
-    biases += [call.stored.mechanism.tensors.get("bias") for call in implicit]
-    biases += [x.rest for x in biases if isinstance(x, DistanceProducts)]
-    if any(isinstance(x, GridBias) for x in biases):
-        return safetensors_file.VERSION
-    if any(isinstance(x, GroupedBias) for x in biases):
-        return safetensors_file.BEFORE_GRIDS
-    if any(isinstance(x, DistanceProducts) for x in biases):
-        return safetensors_file.BEFORE_GROUPS
-    if any(isinstance(x, RelativeBias) for x in biases):
-        return safetensors_file.BEFORE_PRODUCTS
-    return safetensors_file.BEFORE_DIAGONALS if implicit else safetensors_file.BEFORE_RECURRENCES
 
 
 def serialize_tokens(tokens: Any) -> Any:
