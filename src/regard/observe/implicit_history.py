@@ -203,26 +203,34 @@ class ImplicitHistory:
 
 
 @dataclass(frozen=True, eq=False)
-class ImplicitCall:
-    """One call of a recurrence: the path of the innermost module that made it, and its step in the run."""
+class RecordedCall:
+    """One call of a module: the path of the innermost module that made it, its kind, and its step in the run."""
 
-    history: ImplicitHistory = field(repr=False)
-    stored: StoredRecurrence = field(repr=False)
+    history: Any = field(repr=False)
+    stored: Any = field(repr=False)
 
     @property
     def name(self) -> str:
         """The path of the module in the model."""
-        return self.history.name
+        return str(self.history.name)
 
     @property
     def kind(self) -> str:
-        """The kind of attention: implicit."""
-        return self.history.kind
+        """The kind of attention: self, cross, or implicit."""
+        return str(self.history.kind)
 
     @property
     def step(self) -> int:
         """The number of the forward in its run: 0 is the prompt, later ones continue it through a cache."""
-        return self.stored.step
+        return int(self.stored.step)
+
+
+@dataclass(frozen=True, eq=False)
+class ImplicitCall(RecordedCall):
+    """One call of a recurrence, or of another formula without a softmax."""
+
+    history: ImplicitHistory = field(repr=False)
+    stored: StoredRecurrence = field(repr=False)
 
     @property
     def map(self) -> ImplicitMap:

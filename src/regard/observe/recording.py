@@ -4,29 +4,27 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any
 
 from torch import Tensor
 
 from regard.errors import ConfigError, MissingNameError
 from regard.html_repr import HtmlFragment, HtmlRepr
-from regard.map import AttentionMap, DifferentiableMap
-from regard.map.implicit_map import ImplicitMap
+from regard.map import AttentionMap
 from regard.mechanism.arguments import (
     check_count,
-    check_flag,
     check_instance,
     check_path,
     describe_value,
 )
 from regard.observe.attribution import Attribution, attribute
 from regard.observe.files import safetensors_file
-from regard.observe.files.serialize import find_version, serialize_recording
+from regard.observe.files.serialize import serialize_recording
 from regard.observe.implicit_history import ImplicitCall
 from regard.observe.interception.attention_call import MissedCall, OtherWeights
 from regard.observe.recorded_runs.part_names import count_calls, describe_module, find_module_path, join_names
-from regard.observe.recorded_runs.run import Call, Run
-from regard.observe.recorded_runs.words import TextPair, Words, find_decoder
+from regard.observe.recorded_runs.run import Call, LayerReader, Run
+from regard.observe.recorded_runs.words import TextPair, find_decoder
 from regard.observe.token_places.places import CROSS, Place, Places, check_places, select_places
 from regard.terminal_escapes import escape_controls
 
@@ -36,7 +34,7 @@ NEITHER = "Either the model was not called, or no layer of it that record was to
 
 
 @dataclass(eq=False)
-class Recording(HtmlRepr):
+class Recording(LayerReader, HtmlRepr):
     """Every recorded call and run, and one map for each layer of the last run."""
 
     model: str = ""
@@ -99,51 +97,12 @@ class Recording(HtmlRepr):
             raise ConfigError(f"nothing was recorded. {why}.")
         return self.runs[self.last_number]
 
-    def layers(self, kind: str = "self", part: str | None = None) -> list[str]:
-        """Return the modules of the last run, in the order in which `map` numbers them."""
-        return self.last.layers(kind, part)
-
-    @overload
-    def map(  # type: ignore[overload-overlap]
-        self, layer: int | str, head: int | None = None, *, kind: Literal["implicit"], part: str | None = None
-    ) -> ImplicitMap: ...
-
-    @overload
-    def map(
-        self, layer: int | str, head: int | None = ..., kind: str = ..., part: str | None = ..., grad: Literal[False] = ...
-    ) -> AttentionMap: ...
-
-    @overload
-    def map(
-        self, layer: int | str, head: int | None = ..., kind: str = ..., part: str | None = ..., *, grad: Literal[True]
-    ) -> DifferentiableMap: ...
-
-    def map(
-        self, layer: int | str, head: int | None = None, kind: str = "self", part: str | None = None, grad: bool = False
-    ) -> AttentionMap | DifferentiableMap | ImplicitMap:
-        """Return the map of a layer of the last run, or of one of its heads, with a graph if grad; see Run.map."""
-        has_graph = check_flag("grad", grad)
-        return self.last.map(layer, head, kind, part, grad=True) if has_graph else self.last.map(layer, head, kind, part)
-
-    def heads(self, layer: int | str, kind: str = "self", part: str | None = None) -> tuple[int, ...]:
-        """Return the numbers in the model of the recorded heads of a layer of the last run, in the order of its map."""
-        return self.last.heads(layer, kind, part)
-
-    def values(self, layer: int | str, kind: str = "self", part: str | None = None) -> Tensor | None:
-        """Return the values (b, g, k, e) of a layer of the last run; None if the recording did not keep them."""
-        return self.last.values(layer, kind, part)
-
-    def residual(self, layer: int | str, part: str | None = None) -> Tensor:
-        """Return the residual stream after the block of a layer of the last run, (b, t, c); see Run.residual."""
-        return self.last.residual(layer, part)
+    def _get_run(self) -> Run:
+        return self.last
 
     def attribute(self, number: Tensor, layers: Sequence[int | str] | None = None) -> Attribution:
         """Return what the weights did to a number of the recorded forward; see regard.observe.attribution.attribute."""
         return attribute(self, number, layers)
-
-    def words(self, layer: int | str, kind: str = "self", part: str | None = None) -> tuple[Words | None, Words | None]:
-        """Return the words of the rows and of the columns of a layer of the last run, or None; see Run.words."""
-        return self.last.words(layer, kind, part)
 
     def axis_places(self, layer: int | str, kind: str = "self", part: str | None = None) -> tuple[list[Place], list[Place]]:
         """Return the places of the queries and of the keys of a layer of the last run: several for several images, or none.
@@ -163,7 +122,7 @@ class Recording(HtmlRepr):
 
     def save(self, path: str | Path) -> None:
         """Write the recording to one file, atomically; regard.load reads it back, exact to the bit."""
-        safetensors_file.write_file(Path(check_path("path", path)), *serialize_recording(self), find_version(self))
+        safetensors_file.write_file(Path(check_path("path", path)), *serialize_recording(self))
 
     def page(
         self,

@@ -1,6 +1,7 @@
 """Run: one forward of a model, or a prompt and the steps that continued it, with one map for each layer; its calls."""
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -13,7 +14,7 @@ from regard.errors import ConfigError, MissingNameError, OutOfRangeError
 from regard.map import AttentionMap, DifferentiableMap
 from regard.map.implicit_map import ImplicitMap
 from regard.mechanism.arguments import check_choice, check_flag, check_instance, check_integer, describe_value
-from regard.observe.implicit_history import ImplicitCall, ImplicitHistory, join_head_maps
+from regard.observe.implicit_history import ImplicitCall, ImplicitHistory, RecordedCall, join_head_maps
 from regard.observe.recorded_runs.data_flow import LayerLinks
 from regard.observe.recorded_runs.part_names import (
     count_calls,
@@ -29,6 +30,7 @@ from regard.observe.recorded_runs.part_names import (
 from regard.observe.recorded_runs.token_ids import ENCODER, IdParts, find_side, list_ids
 from regard.observe.recorded_runs.words import (
     TextPair,
+    Words,
     check_lengths,
     find_decoder,
     fit_words,
@@ -52,26 +54,11 @@ IMPLICIT = "implicit"  # the kind of attention without one
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class Call(RecordedCall):
     """One attention call: the path of the innermost module that made it, its kind (self or cross), its step in the run."""
 
     history: KVHistory = field(repr=False)
     stored: StoredCall = field(repr=False)
-
-    @property
-    def name(self) -> str:
-        """The path of the module in the model."""
-        return self.history.name
-
-    @property
-    def kind(self) -> str:
-        """The kind of attention: self or cross."""
-        return self.history.kind
-
-    @property
-    def step(self) -> int:
-        """The number of the forward in its run: 0 is the prompt, later ones continue it through a cache."""
-        return self.stored.step
 
     @property
     def map(self) -> AttentionMap:
@@ -87,8 +74,113 @@ Positions = tuple[Tensor | None, Tensor | None]  # of queries (b, q) and keys (b
 HistoryKey = tuple[str, str, int, int]  # name, kind, visit of the module in a forward, call in the visit
 
 
+class LayerReader(ABC):
+    """What can be read of the layers of a run: its own methods, and for its last run those of a recording."""
+
+    @abstractmethod
+    def _get_run(self) -> "Run":
+        """Return the run whose layers are read."""
+
+    def layers(self, kind: str = "self", part: str | None = None) -> list[str]:
+        """Return the modules of a kind and a part in the order they first ran; one that a forward visits n times, n times."""
+        return [name for name, _ in self._get_run().list_visits(kind, part)]
+
+    @overload
+    def map(  # type: ignore[overload-overlap]
+        self, layer: int | str, head: int | None = None, *, kind: Literal["implicit"], part: str | None = None
+    ) -> ImplicitMap: ...
+
+    @overload
+    def map(
+        self, layer: int | str, head: int | None = ..., kind: str = ..., part: str | None = ..., grad: Literal[False] = ...
+    ) -> AttentionMap: ...
+
+    @overload
+    def map(
+        self, layer: int | str, head: int | None = ..., kind: str = ..., part: str | None = ..., *, grad: Literal[True]
+    ) -> DifferentiableMap: ...
+
+    def map(
+        self, layer: int | str, head: int | None = None, kind: str = "self", part: str | None = None, grad: bool = False
+    ) -> AttentionMap | DifferentiableMap | ImplicitMap:
+        """Return the map of a layer, (b, h, q, k), or of one of its heads, (b, 1, q, k), with all steps of the run joined.
+
+        layer is a module's name, or a number among the modules of that kind in the order they first ran. head is its number in
+        the model, whichever heads were recorded. part is "encoder", "decoder" or another component of the modules' paths; by
+        default the decoder, if the model has one. kind is "self" or "cross", or "implicit" for the ImplicitMap of a layer
+        without a softmax, whose heads are its channels where it has no heads. With grad=True it is a DifferentiableMap, through
+        which a loss on the weights reaches the model: of one forward that was recorded with keep="values" and with gradients.
+        Raises ConfigError for a layer, a head or a part that was not recorded, or if there is no graph.
+        """
+        run = self._get_run()
+        if check_choice("kind", kind, (*KINDS, IMPLICIT)) == IMPLICIT:
+            if check_flag("grad", grad):
+                raise ConfigError("the map of a layer without a softmax has no graph: its factors are stored as they are.")
+            implicit = join_head_maps([one.build_map() for one in run.find_implicit_histories(layer, part)])
+            return implicit if head is None else implicit.select(heads=[check_integer("head", head, ", or None for all")])
+        histories = run.find_histories(layer, kind, part)
+        found = join_differentiable_maps(histories) if check_flag("grad", grad) else join_maps(histories)
+        heads = histories[0].heads
+        if head is None:
+            return found
+        head = check_integer("head", head, ", or None for all")
+        if head in heads:
+            return found.select(heads=[heads.index(head)])
+        if histories[0].selected_heads is None and -len(heads) <= head < 0:
+            return found.select(heads=[head])
+        kept = f"0 to {len(heads) - 1}" if histories[0].selected_heads is None else join_names(list(map(str, heads)))
+        raise OutOfRangeError(f"head must be one of the recorded heads, {kept}; got {describe_value(head)}.")
+
+    def heads(self, layer: int | str, kind: str = "self", part: str | None = None) -> tuple[int, ...]:
+        """Return the numbers in the model of a layer's recorded heads, in the order of its map."""
+        run = self._get_run()
+        if check_choice("kind", kind, (*KINDS, IMPLICIT)) == IMPLICIT:
+            return tuple(range(sum(len(one.heads) for one in run.find_implicit_histories(layer, part))))
+        return run.find_histories(layer, kind, part)[0].heads
+
+    def values(self, layer: int | str, kind: str = "self", part: str | None = None) -> Tensor | None:
+        """Return the values (b, g, k, e) of a layer; None if the recording did not keep them, as it does of implicit ones."""
+        run = self._get_run()
+        if check_choice("kind", kind, (*KINDS, IMPLICIT)) == IMPLICIT:
+            return torch.cat([one.join_values() for one in run.find_implicit_histories(layer, part)], 1)
+        return join_values(run.find_histories(layer, kind, part))
+
+    def residual(self, layer: int | str, part: str | None = None) -> Tensor:
+        """Return the residual stream after the block of a layer with self-attention, (b, t, c).
+
+        Raises ConfigError if it was not kept, or if the layer is in no block of its own.
+        """
+        run = self._get_run()
+        if not run.list_visits("self", part) and run.list_visits(IMPLICIT, part):
+            raise ConfigError("the residual stream is kept after self-attention with a softmax, and this model has none.")
+        histories = run.find_histories(layer, "self", part)
+        found = histories[0].join_residuals() if len(histories) == 1 else None
+        if found is None:
+            raise ConfigError(
+                f"the residual stream after {describe_module(histories[0].name)} was not kept: record with keep='residual', a "
+                "layer that is the only self-attention of a module that stands in a list of modules and hands on the stream."
+            )
+        return found
+
+    def words(self, layer: int | str, kind: str = "self", part: str | None = None) -> tuple[Words | None, Words | None]:
+        """Return the words of the rows and of the columns of the map of a layer: as many as there are, or None.
+
+        Words of another number are not of this layer. The rows of self-attention are the last of its columns.
+        """
+        run = self._get_run()
+        name = run.find_path(layer, kind, part)
+        asking, answering = select_axis_words(run.tokens, kind, name)
+        if answering is None:
+            return None, None
+        b, _, q, k = run.compute_shape(layer, kind, part)
+        columns, rows = (fit_words(one, b, n, bool(run.rows)) for one, n in ((answering, k), (asking, q)))
+        if kind == "cross":
+            return rows if columns is None or isinstance(run.tokens, TextPair) else None, columns
+        return (rows if columns is None or q >= k else select_last_words(columns, q)), columns
+
+
 @dataclass(eq=False)
-class Run:
+class Run(LayerReader):
     """One forward of the model, or a prompt and the steps that continued it."""
 
     histories: dict[HistoryKey, KVHistory] = field(default_factory=dict)
@@ -100,6 +192,9 @@ class Run:
     media: Media | None = None  # the sizes of the images or the sound that the model was given; not saved
     positions: dict[tuple[str, str], Positions] = field(default_factory=dict)  # of layers, by path and kind; not saved
     read_ids: dict[str, IdParts] = field(default_factory=dict)  # by outermost module, of its source by "encoder"
+
+    def _get_run(self) -> "Run":
+        return self
 
     def list_lengths(self) -> set[int]:
         """Return the numbers of tokens along the axes of all layers, and of the ids that the model read."""
@@ -145,21 +240,6 @@ class Run:
     def source_ids(self) -> Tensor | None:
         """The token ids (b, t) that the encoder of an encoder-decoder model read, before beams repeat its rows; else None."""
         return self.select_ids()[1]
-
-    def words(self, layer: int | str, kind: str = "self", part: str | None = None) -> tuple[Any, Any]:
-        """Return the words of the rows and of the columns of the map of a layer: as many as there are, or None.
-
-        Words of another number are not of this layer. The rows of self-attention are the last of its columns.
-        """
-        name = self.find_path(layer, kind, part)
-        asking, answering = select_axis_words(self.tokens, kind, name)
-        if answering is None:
-            return None, None
-        b, _, q, k = self.compute_shape(layer, kind, part)
-        columns, rows = (fit_words(one, b, n, bool(self.rows)) for one, n in ((answering, k), (asking, q)))
-        if kind == "cross":
-            return rows if columns is None or isinstance(self.tokens, TextPair) else None, columns
-        return (rows if columns is None or q >= k else select_last_words(columns, q)), columns
 
     def compute_shape(self, layer: int | str, kind: str, part: str | None) -> tuple[int, int, int, int]:
         """Return the axes (b, h, q, k) of the map of a layer."""
@@ -228,10 +308,6 @@ class Run:
         """The paths of all modules with a softmax, or without if there are none, from which those of the parts follow."""
         return tuple(dict.fromkeys(call.name for call in self.softmax_calls)) or tuple(self.names)
 
-    def layers(self, kind: str = "self", part: str | None = None) -> list[str]:
-        """Return the modules of a kind and a part in the order they first ran; one that a forward visits n times, n times."""
-        return [name for name, _ in self.list_visits(kind, part)]
-
     def list_visits(self, kind: str, part: str | None) -> list[tuple[str, int]]:
         """Return the modules of a kind and a part with the number of each visit, in the order they first ran.
 
@@ -265,9 +341,7 @@ class Run:
         for key in found if kind != IMPLICIT else ():
             if (links := self.histories[key].links) is not None:
                 together.setdefault(links, []).append(key)
-        for keys in together.values():
-            if len(keys) == 1:
-                continue
+        for keys in [own for own in together.values() if len(own) > 1]:
             names = {key[0] for key in keys}
             name = find_common_path([*names])
             depth = len(name.split(".")) + 1 if name else 1
@@ -340,79 +414,6 @@ class Run:
         own = [key for key in layers if part is None or is_in_part(key[0], part, self.known_paths)]
         joined = [layers[key] for key in own if layers[key][0] == layer]
         return list(dict.fromkeys(joined or [(key[0], key[2]) for key in own if key[0] == layer]))
-
-    @overload
-    def map(  # type: ignore[overload-overlap]
-        self, layer: int | str, head: int | None = None, *, kind: Literal["implicit"], part: str | None = None
-    ) -> ImplicitMap: ...
-
-    @overload
-    def map(
-        self, layer: int | str, head: int | None = ..., kind: str = ..., part: str | None = ..., grad: Literal[False] = ...
-    ) -> AttentionMap: ...
-
-    @overload
-    def map(
-        self, layer: int | str, head: int | None = ..., kind: str = ..., part: str | None = ..., *, grad: Literal[True]
-    ) -> DifferentiableMap: ...
-
-    def map(
-        self, layer: int | str, head: int | None = None, kind: str = "self", part: str | None = None, grad: bool = False
-    ) -> AttentionMap | DifferentiableMap | ImplicitMap:
-        """Return the map of a layer, (b, h, q, k), or of one of its heads, (b, 1, q, k), with all steps of the run joined.
-
-        layer is a module's name, or a number among the modules of that kind in the order they first ran. head is its number in
-        the model, whichever heads were recorded. part is "encoder", "decoder" or another component of the modules' paths; by
-        default the decoder, if the model has one. kind is "self" or "cross", or "implicit" for the ImplicitMap of a layer
-        without a softmax, whose heads are its channels where it has no heads. With grad=True it is a DifferentiableMap, through
-        which a loss on the weights reaches the model: of one forward that was recorded with keep="values" and with gradients.
-        Raises ConfigError for a layer, a head or a part that was not recorded, or if there is no graph.
-        """
-        if check_choice("kind", kind, (*KINDS, IMPLICIT)) == IMPLICIT:
-            if check_flag("grad", grad):
-                raise ConfigError("the map of a layer without a softmax has no graph: its factors are stored as they are.")
-            implicit = join_head_maps([one.build_map() for one in self.find_implicit_histories(layer, part)])
-            return implicit if head is None else implicit.select(heads=[check_integer("head", head, ", or None for all")])
-        histories = self.find_histories(layer, kind, part)
-        found = join_differentiable_maps(histories) if check_flag("grad", grad) else join_maps(histories)
-        heads = histories[0].heads
-        if head is None:
-            return found
-        head = check_integer("head", head, ", or None for all")
-        if head in heads:
-            return found.select(heads=[heads.index(head)])
-        if histories[0].selected_heads is None and -len(heads) <= head < 0:
-            return found.select(heads=[head])
-        kept = f"0 to {len(heads) - 1}" if histories[0].selected_heads is None else join_names(list(map(str, heads)))
-        raise OutOfRangeError(f"head must be one of the recorded heads, {kept}; got {describe_value(head)}.")
-
-    def heads(self, layer: int | str, kind: str = "self", part: str | None = None) -> tuple[int, ...]:
-        """Return the numbers in the model of a layer's recorded heads, in the order of its map."""
-        if check_choice("kind", kind, (*KINDS, IMPLICIT)) == IMPLICIT:
-            return tuple(range(sum(len(one.heads) for one in self.find_implicit_histories(layer, part))))
-        return self.find_histories(layer, kind, part)[0].heads
-
-    def values(self, layer: int | str, kind: str = "self", part: str | None = None) -> Tensor | None:
-        """Return the values (b, g, k, e) of a layer; None if the recording did not keep them, as it does of implicit ones."""
-        if check_choice("kind", kind, (*KINDS, IMPLICIT)) == IMPLICIT:
-            return torch.cat([one.join_values() for one in self.find_implicit_histories(layer, part)], 1)
-        return join_values(self.find_histories(layer, kind, part))
-
-    def residual(self, layer: int | str, part: str | None = None) -> Tensor:
-        """Return the residual stream after the block of a layer with self-attention, (b, t, c).
-
-        Raises ConfigError if it was not kept, or if the layer is in no block of its own.
-        """
-        if not self.list_visits("self", part) and self.list_visits(IMPLICIT, part):
-            raise ConfigError("the residual stream is kept after self-attention with a softmax, and this model has none.")
-        histories = self.find_histories(layer, "self", part)
-        found = histories[0].join_residuals() if len(histories) == 1 else None
-        if found is None:
-            raise ConfigError(
-                f"the residual stream after {describe_module(histories[0].name)} was not kept: record with keep='residual', a "
-                "layer that is the only self-attention of a module that stands in a list of modules and hands on the stream."
-            )
-        return found
 
     def find_histories(self, layer: int | str, kind: str, part: str | None) -> list[KVHistory]:
         """Return the histories of a layer: one for each call that one visit of its module makes, or one of all its modules."""
