@@ -3,18 +3,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from bounds import assert_within, sum_bound, unit_roundoff
-from dense import both, close
-from regard import AttentionMap, Causal, ConfigError, Given, ShapeError
-from regard.observe import head_divergence
-from regard.observe.head_divergence import jensen_shannon, similarity
-from strategies import requests
-
-ASKED = requests().filter(lambda asked: asked.k.shape[2] > 0)
-H, T, D = 3, 23, 5
+from bounds import sum_bound, unit_roundoff
+from dense import close
+from regard.observe.head_divergence import jensen_shannon
 
 
 def compute_divergence(p, q):
@@ -69,69 +63,3 @@ def test_what_a_sink_took_is_one_more_key(k):
     exact = compute_divergence(weights.tolist(), [*q.tolist(), 0.0])
     close(jensen_shannon(p, q), exact, atol=1e-12)
     assert float(jensen_shannon(p.float(), q.float())) == pytest.approx(exact, rel=sum_bound(torch.float32, k + 10) / 0.006)
-
-
-@settings(max_examples=40)
-@given(ASKED)
-def test_similarity_is_the_mean_over_the_queries_that_count_in_both_heads(asked):
-    m, dense = both(asked)
-    b, h, q, _ = dense.shape
-    found = similarity(m)
-    expected = torch.full((h, h), math.nan, dtype=torch.float64)
-    for one in range(h):
-        for other in range(h):
-            apart = [
-                compute_divergence(dense.weights[n, one, i].tolist(), dense.weights[n, other, i].tolist())
-                for n in range(b)
-                for i in range(q)
-                if dense.counts(n, one, i) and dense.counts(n, other, i)
-            ]
-            if apart:
-                expected[one, other] = math.fsum(apart) / len(apart)
-    close(found.divergence, expected)
-    assert found.heads == tuple((0, one) for one in range(h))
-    assert found.is_exact
-
-
-@pytest.mark.parametrize("number", [torch.finfo(torch.float32).min, -1e9])
-def test_similarity_leaves_out_queries_that_a_finite_number_masks_out_everywhere(number):
-    torch.manual_seed(4)
-    q, k = torch.randn(2, 2, H, T, D)
-    places, pads = torch.arange(T), torch.tensor([7, 0]).view(2, 1, 1, 1)
-    shown = (places <= places[:, None]) & (places >= pads)
-    found = similarity(AttentionMap(q, k, bias=torch.zeros(shown.shape).masked_fill(~shown, number)))
-    expected = similarity(AttentionMap(q, k, Given(shown)))
-    assert_within(found.divergence, expected.divergence, sum_bound(torch.float32, T, math.log(2)))
-
-
-def maps(seed, heads=H):
-    torch.manual_seed(seed)
-    return AttentionMap(torch.randn(1, heads, T, D).double(), torch.randn(1, heads, T, D).double(), Causal())
-
-
-@pytest.mark.slow
-def test_heads_of_several_maps_stand_in_one_matrix(monkeypatch):
-    monkeypatch.setattr(head_divergence, "BLOCK_NUMBERS", 3 * T)
-    one, other = maps(1), maps(2, heads=2)
-    found = similarity([one, other])
-    assert found.heads == ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1))
-    weights = torch.cat([one.dense()[0], other.dense()[0]])
-    expected = jensen_shannon(weights.unsqueeze(0), weights.unsqueeze(1)).mean(-1)
-    close(found.divergence, expected)
-    close(found.divergence[:3, :3], similarity(one).divergence)
-
-
-def test_some_rows_are_a_sample_and_said_to_be():
-    found = similarity(maps(1), rows=4)
-    chosen = torch.tensor([0, 5, 11, 17])
-    weights = maps(1).dense()[0, :, chosen]
-    close(found.divergence, jensen_shannon(weights.unsqueeze(0), weights.unsqueeze(1)).mean(-1))
-    assert (found.rows, found.is_exact) == (4, False)
-
-
-def test_maps_of_other_texts_and_no_rows_are_refused():
-    longer = AttentionMap(torch.randn(1, H, T + 1, D), torch.randn(1, H, T + 1, D))
-    with pytest.raises(ShapeError, match="one shape"):
-        similarity([maps(1), longer])
-    with pytest.raises(ConfigError, match="rows"):
-        similarity(maps(1), rows=0)

@@ -6,7 +6,7 @@ import torch
 import regard
 from observe.recurrent_models import RECURRENT, draw_tokens
 from regard import ConfigError
-from regard.observe import detectors, head_divergence, patterns
+from regard.observe import detectors, patterns
 from regard.observe.map_view import MapView
 
 FAMILIES = {one.name: one for one in RECURRENT}
@@ -31,8 +31,7 @@ def sum_logits(out):
 REFUSALS = {
     "entropy": (lambda model, one: detectors.entropy(get_map(one)), SIGNED),
     "the sink rate": (lambda model, one: detectors.sink_rate(get_map(one)), SIGNED),
-    "patterns": (lambda model, one: patterns.share(MapView(get_map(one), draw_tokens()), patterns.Induction()), SIGNED),
-    "similarity": (lambda model, one: head_divergence.similarity(get_map(one)), SIGNED),
+    "patterns": (lambda model, one: patterns.score(MapView(get_map(one), draw_tokens()), patterns.Induction()), SIGNED),
     "a needle": (lambda model, one: regard.heads(one, kind="implicit", needle=slice(1)), "takes no needle"),
     "compare": (lambda model, one: regard.compare(one, one, kind="implicit"), SIGNED),
     "compare of maps": (lambda model, one: regard.compare(get_map(one), get_map(one)), SIGNED),

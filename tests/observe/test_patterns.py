@@ -1,6 +1,3 @@
-import itertools
-import math
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,7 +7,7 @@ from dense import both, close
 from regard import AttentionMap, Causal, ConfigError, ShapeError
 from regard.observe import patterns
 from regard.observe.map_view import MapView
-from regard.observe.patterns import Back, Duplicate, Induction
+from regard.observe.patterns import Duplicate, Induction
 from strategies import requests
 
 ASKED = requests().filter(lambda asked: asked.k.shape[2] > 0)
@@ -19,8 +16,6 @@ H, T, D = 3, 41, 5
 
 def member(pattern, tokens, p, j):
     """Whether a query at position p finds key j in a pattern, by its definition."""
-    if isinstance(pattern, Back):
-        return j == p - pattern.back
     source = j - isinstance(pattern, Induction)
     return 0 <= p < len(tokens) and 0 <= source < p and tokens[source] == tokens[p]
 
@@ -30,7 +25,7 @@ def looks(draw):
     """A map with tokens of few kinds, the same as a dense matrix, and a pattern."""
     m, dense = both(draw(ASKED))
     tokens = torch.randint(0, draw(st.integers(1, 4)), (dense.shape[0], dense.shape[3]))
-    return MapView(m, tokens), dense, draw(st.sampled_from([Back(1), Back(0), Back(3), Duplicate(), Induction()]))
+    return MapView(m, tokens), dense, draw(st.sampled_from([Duplicate(), Induction()]))
 
 
 def is_padding(dense, n, j):
@@ -68,99 +63,13 @@ def test_a_score_is_the_mean_weight_on_the_pattern_of_the_queries_that_may_see_i
     close(pattern.match(look).count, there.sum(-1))
 
 
-@pytest.mark.slow
-@settings(max_examples=80)
-@given(looks(), st.sampled_from([(), ("first token",), ("itself",), ("first token", "itself"), ("itself", "first token")]))
-def test_share_and_closeness_are_those_of_the_dense_matrices(given_look, without):
-    look, dense, pattern = given_look
-    there = table(dense, pattern, look.tokens).double()
-    b, h, q, k = dense.shape
-    kept = torch.ones(b, h, q, k, dtype=torch.float64)
-    for n in range(b):
-        if "first token" in without:
-            kept[n, :, :, dense.find_first_visible_key(n)] = 0
-        for i, p in enumerate(dense.positions[n]):
-            if "itself" in without and 0 <= p < k:
-                kept[n, :, i, p] = 0
-    share, closeness = torch.full((2, b, h), math.nan, dtype=torch.float64)
-    for n in range(b):
-        for m in range(h):
-            rows = dense.queries(n, m)
-            if rows:
-                weights, pattern_here = (x[n, m, rows] * kept[n, m, rows] for x in (dense.weights, there))
-                share[n, m] = (weights * pattern_here).sum() / weights.sum()
-                closeness[n, m] = 1 - (weights - pattern_here).abs().sum() / len(rows)
-    found = patterns.share(look, pattern, without)
-    some = share.isfinite() & (share.isnan() == found.isnan())
-    close(found[some], share[some], atol=1e-9)
-    close(patterns.closeness(look, pattern, without), closeness)
-
-
-def theirs(weights, pattern, measure, exclude_bos, exclude_current_token):
-    """The score of TransformerLens for one pattern of attention (t, t) and one detection pattern (t, t)."""
-    if measure == "mul":
-        weights = weights.clone()
-        if exclude_bos:
-            weights[:, 0] = 0
-        if exclude_current_token:
-            weights.fill_diagonal_(0)
-        return float((weights * pattern).sum() / weights.sum())
-    off = (weights - pattern).abs()
-    if exclude_bos:
-        off[:, 0] = 0
-    if exclude_current_token:
-        off.fill_diagonal_(0)
-    return 1 - round(float(off.mean() * len(off)), 3)
-
-
 def their_pattern(pattern, tokens):
     """What it looks for, (t, t): duplicates are all equal tokens before a query, and induction those moved on by one."""
     t = len(tokens)
-    if isinstance(pattern, Back):
-        return torch.diag(torch.ones(t - 1), -1)
     equal = (tokens.unsqueeze(0) == tokens.unsqueeze(1)).float().tril(-1)
     if isinstance(pattern, Duplicate):
         return equal
     return torch.cat([torch.zeros(t, 1), equal[:, :-1]], 1).tril()
-
-
-@pytest.mark.parametrize("pattern", [Back(1), Duplicate(), Induction()], ids=repr)
-@pytest.mark.parametrize("exclude_bos", [False, True])
-@pytest.mark.parametrize("exclude_current_token", [False, True])
-def test_share_and_closeness_are_the_scores_of_transformer_lens(pattern, exclude_bos, exclude_current_token):
-    torch.manual_seed(5)
-    tokens = torch.randint(0, 7, (1, T))
-    m = AttentionMap(torch.randn(1, H, T, D).double(), torch.randn(1, H, T, D).double(), Causal())
-    weights, look = m.dense(), MapView(m, tokens)
-    without = ("first token",) * exclude_bos + ("itself",) * exclude_current_token
-    sought = their_pattern(pattern, tokens[0]).double()
-    options = {"exclude_bos": exclude_bos, "exclude_current_token": exclude_current_token}
-    for head in range(H):
-        mul, absolute = (theirs(weights[0, head], sought, measure, **options) for measure in ("mul", "abs"))
-        assert float(patterns.share(look, pattern, without)[0, head]) == pytest.approx(mul, abs=1e-12)
-        assert round(float(patterns.closeness(look, pattern, without)[0, head]), 3) == pytest.approx(absolute, abs=1e-9)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("pattern", [Back(1), Duplicate(), Induction()], ids=repr)
-@pytest.mark.parametrize("exclude_bos", [False, True])
-@pytest.mark.parametrize("exclude_current_token", [False, True])
-def test_what_is_taken_for_the_scores_of_transformer_lens_are_its_scores(pattern, exclude_bos, exclude_current_token):
-    lens = pytest.importorskip(
-        "transformer_lens.head_detector", reason="TransformerLens, which it compares with, is not installed"
-    )
-    torch.manual_seed(6)
-    tokens = torch.randint(0, 7, (1, T))
-    weights = AttentionMap(torch.randn(1, H, T, D), torch.randn(1, H, T, D), Causal()).dense()
-    name = {Back: "previous_token_head", Duplicate: "duplicate_token_head", Induction: "induction_head"}[type(pattern)]
-    sought = getattr(lens, f"get_{name}_detection_pattern")(tokens)
-    assert torch.equal(sought.float(), their_pattern(pattern, tokens[0]).float())
-    options = {"exclude_bos": exclude_bos, "exclude_current_token": exclude_current_token}
-    for head, measure in itertools.product(range(H), ("mul", "abs")):
-        score = lens.compute_head_attention_similarity_score(
-            weights[0, head].clone(), sought.float(), error_measure=measure, **options
-        )
-        assert score == pytest.approx(theirs(weights[0, head], sought, measure, **options), abs=1e-6)
 
 
 @pytest.mark.parametrize("few", [1, 2, 5, 100])
@@ -196,8 +105,6 @@ def test_tokens_are_needed_and_are_one_for_each_key():
         patterns.score(m, Induction())
     with pytest.raises(ShapeError, match=rf"\(1, {T}\)"):
         MapView(m, torch.zeros(1, T - 1))
-    with pytest.raises(ConfigError, match="without"):
-        patterns.share(m, Back(1), ("bos",))
 
 
 @pytest.mark.parametrize("hide", [-torch.inf, torch.finfo(torch.float32).min])
@@ -215,4 +122,3 @@ def test_padding_is_no_earlier_occurrence_of_a_token(hide, is_left):
     alone = MapView(AttentionMap(q[:, :, text], k[:, :, text], Causal()), tokens[:, text])
     for pattern in (Duplicate(), Induction()):
         close(patterns.score(padded, pattern), patterns.score(alone, pattern))
-        close(patterns.share(padded, pattern, ("itself",)), patterns.share(alone, pattern, ("itself",)))

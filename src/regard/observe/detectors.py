@@ -38,7 +38,7 @@ def weight_on_previous(m: MapView, back: int = 1) -> QueryScores:
     The mean is over the queries that may see such a key: the first token has no previous one and is left out.
     Source: Voita et al. 2019 (positional heads); Elhage et al. 2021 (previous token heads).
     """
-    return m.score_queries(m.diagonal(back), m.is_visible(m.list_keys_before(back)))
+    return m.score_queries(m.diagonal(back), m.is_visible(m.visibility.list_keys_before(back)))
 
 
 @average_over_queries
@@ -47,7 +47,7 @@ def weight_on_self(m: MapView) -> QueryScores:
 
     Source: Clark et al. 2019, section 3.1.
     """
-    return m.score_queries(m.diagonal(0), m.is_own_token_visible)
+    return m.score_queries(m.diagonal(0), m.visibility.is_own_token_visible)
 
 
 @average_over_queries
@@ -220,7 +220,7 @@ def positional_variance(m: AttentionMap | MapView) -> Tensor:
         return look.sums.positional
     if look.is_batch:
         counted = take_distinct(look.is_counted)
-        return explain_by_distance(weight_sums.sum_by_distance(look.overview.mean, look.visible_keys, counted))
+        return explain_by_distance(weight_sums.sum_by_distance(look.overview.mean, look.visibility.visible_keys, counted))
     b, h, _, k = look.map.shape
     every = torch.arange(k, device=look.map.device)
     found = torch.zeros(b, h, dtype=torch.float64, device=look.map.device)
@@ -310,18 +310,6 @@ def needle_hit_rate(m: MapView, needle: slice, questions: Queries) -> QueryScore
     inside[select_places("needle", needle, len(inside)).to(inside.device)] = True
     hits = scatter_scores(m, questions, lambda rows: inside[m.map[:, :, rows].argmax(-1)])
     return m.score_queries(hits, mark_queries(m, questions))
-
-
-def weight_on_classes(m: AttentionMap | MapView, classes: Tensor) -> Tensor:
-    """Return the mean of Σ w_j over the keys of a class, for several classes at once: bool (b, n, k) to (b, h, n).
-
-    Raises ShapeError for classes of another shape.
-    Source: Clark et al. 2019, section 3.2, for punctuation and separators.
-    """
-    look = view_map(m)
-    scores = [found.mean() for found in score_classes(look, classes)]
-    empty = torch.zeros(*look.map.shape[:2], 0, dtype=torch.float64, device=look.map.device)
-    return torch.stack(scores, -1) if scores else empty
 
 
 def score_classes(look: MapView, classes: Tensor) -> list[QueryScores]:

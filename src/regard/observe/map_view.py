@@ -103,23 +103,9 @@ class MapView:
         return self.visibility.is_token
 
     @property
-    def is_own_token_visible(self) -> Tensor:
-        """Whether each query may see the key at its own position, bool (b, h, q)."""
-        return self.visibility.is_own_token_visible
-
-    @property
     def hiding_bias(self) -> float:
         """The largest number in the bias that hides its key; -inf if no other number does."""
         return self.visibility.hiding_bias
-
-    @property
-    def visible_keys(self) -> Tensor:
-        """Whether each query may see each key of small matrices, (b or 1, h or 1, q, k)."""
-        return self.visibility.visible_keys
-
-    def list_keys_before(self, back: int) -> Tensor:
-        """Return the key `back` before the position of each query, (b, q)."""
-        return self.visibility.list_keys_before(back)
 
     def is_visible(self, keys: Tensor) -> Tensor:
         """Return whether each query may see the key given for it, by index (b, q), as (b, h, q); False for an index outside."""
@@ -177,11 +163,6 @@ class MapView:
             return self.map.mass(keys[0])
         return torch.cat([self.map.select(batch=row).mass(some) for row, some in enumerate(keys)])
 
-    @cached_property
-    def row_sums(self) -> Tensor:
-        """The sum of each row, (b, h, q): 1, or what a sink left of it, or 0 where a query sees nothing."""
-        return self.map.mass(slice(None)) if self.has_sink else self.has_visible_keys.to(self.statistics.largest.dtype)
-
     @property
     def has_sink(self) -> bool:
         """Whether a sink takes weight away."""
@@ -191,10 +172,6 @@ class MapView:
         """Return the weight of each query on the key `back` before its own position, (b, h, q)."""
         known = {0: "itself", 1: "previous"}
         return getattr(self.statistics, known[back]) if back in known else self.map.diagonal(back)
-
-    def average_queries(self, found: Tensor) -> Tensor:
-        """Return the mean of (b, h, q) over the queries that count, (b, h); NaN where there are none."""
-        return self.score_queries(found).mean()
 
     def score_queries(self, found: Tensor, among: Tensor | None = None) -> QueryScores:
         """Return a score of each query (b, h, q), with the queries that count and are in `among`."""
@@ -232,7 +209,7 @@ class MapView:
     def _score_every_query(self, score: SampleScore) -> QueryScores:
         """Return `score_sample` of small matrices, whose queries are all in the sample."""
         b, h, q, _ = self.map.shape
-        seen, queries = self.visible_keys, torch.arange(q, device=self.map.device)
+        seen, queries = self.visibility.visible_keys, torch.arange(q, device=self.map.device)
         step = b if len(seen) == 1 else BATCH_ROWS
         found = [
             score(rows, slice(None), queries, seen if len(seen) == 1 else seen[rows]).double()

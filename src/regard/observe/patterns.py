@@ -4,29 +4,24 @@ A pattern relates query i, at position p, to key j. The weight on it is summed w
 by token, and each group is a small matrix, computed in blocks.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from regard.errors import ConfigError
-from regard.map import AttentionMap
-from regard.observe.map_view import MapView, average_over_queries, view_map
+from regard.observe.map_view import MapView, average_over_queries
 from regard.observe.score_interval import QueryScores
 
 PAIRS = 2**18  # pairs of query and key per step
 FEW = 128  # keys of a query, up to which its pairs are computed singly, together with those of other groups
 ROWS = 512  # queries per block of a larger group: later queries have more keys
-Without = Literal["first token", "itself"]
 
 
 class Pattern(Protocol):
     """A rule on positions."""
-
-    def is_on_pattern(self, look: MapView, keys: Tensor) -> Tensor:
-        """Return whether the key given for each query, by index (b, q), belongs to the pattern, bool (b, q)."""
 
     def match(self, look: MapView) -> "PatternMatch":
         """Return the weight of each query on the pattern."""
@@ -41,24 +36,8 @@ class PatternMatch:
 
 
 @dataclass(frozen=True)
-class Back:
-    """j = p - back: the token `back` places before the query."""
-
-    back: int = 1
-
-    def is_on_pattern(self, look: MapView, keys: Tensor) -> Tensor:
-        return keys == look.positions - self.back
-
-    def match(self, look: MapView) -> PatternMatch:
-        return PatternMatch(look.diagonal(self.back), look.is_visible(look.list_keys_before(self.back)).long())
-
-
-@dataclass(frozen=True)
 class Duplicate:
     """token[j] = token[p], j < p: every earlier occurrence of the query's own token."""
-
-    def is_on_pattern(self, look: MapView, keys: Tensor) -> Tensor:
-        return is_after_occurrence(look, keys, 0)
 
     def match(self, look: MapView) -> PatternMatch:
         return match_occurrences(look, 0)
@@ -67,9 +46,6 @@ class Duplicate:
 @dataclass(frozen=True)
 class Induction:
     """token[j - 1] = token[p], j - 1 < p: the token after every earlier occurrence of the query's own token."""
-
-    def is_on_pattern(self, look: MapView, keys: Tensor) -> Tensor:
-        return is_after_occurrence(look, keys, 1)
 
     def match(self, look: MapView) -> PatternMatch:
         return match_occurrences(look, 1)
@@ -83,61 +59,6 @@ def score(look: MapView, pattern: Pattern) -> QueryScores:
     """
     found = pattern.match(look)
     return look.score_queries(found.weight, found.count > 0)
-
-
-def share(m: AttentionMap | MapView, pattern: Pattern, without: Sequence[Without] = ()) -> Tensor:
-    """Return Σ A ∘ P / Σ A, (b, h): the part of all weight that lies on a pattern, where P is 1 on it and 0 elsewhere.
-
-    Both sums are over all queries that count. `without` excludes the weight on the first token, or on the query's own, from
-    both.
-    Source: the score "mul" of head_detector in TransformerLens (Nanda et al.); exclude_bos and exclude_current_token.
-    """
-    look = view_map(m)
-    found, total = exclude_places(look, pattern, without)
-    return look.average_queries(found.weight) / look.average_queries(total)
-
-
-def closeness(m: AttentionMap | MapView, pattern: Pattern, without: Sequence[Without] = ()) -> Tensor:
-    """Return `1 - Σ |A - P| / q`, (b, h): 1 where the weights equal the pattern; q is the number of queries that count.
-
-    `without` excludes the first token, or the query's own, from the sum.
-    Source: the score "abs" of head_detector in TransformerLens, which rounds it to three digits.
-    """
-    look = view_map(m)
-    found, total = exclude_places(look, pattern, without)
-    # |A - 1| = 1 - A on the pattern, |A - 0| = A off it
-    return 1 - look.average_queries(found.count + total - 2 * found.weight)
-
-
-def exclude_places(look: MapView, pattern: Pattern, without: Sequence[Without]) -> tuple[PatternMatch, Tensor]:
-    """Return the weight on a pattern and the weight on all keys, both without the excluded places.
-
-    Raises ConfigError for an unknown name in `without`.
-    """
-    unknown = [name for name in without if name not in ("first token", "itself")]
-    if unknown or isinstance(without, str):
-        raise ConfigError(f"without must be a tuple of 'first token', 'itself' or both; got {without!r}.")
-    found = pattern.match(look)
-    weight, count, total = found.weight, found.count, look.row_sums
-    first = torch.tensor(look.first_token_indices, device=look.map.device).unsqueeze(-1).expand_as(look.positions)
-    places = {"first token": (first, look.first_token_weight), "itself": (look.positions, look.diagonal(0))}
-    for name in dict.fromkeys(without):
-        keys, on = places[name]
-        again = (first == look.positions) & (len(set(without)) == 2) & (name == "itself")  # excluded already
-        here = (pattern.is_on_pattern(look, keys) & ~again).unsqueeze(1)
-        weight, count = weight - on.where(here, 0), count - (here & look.is_visible(keys)).long()
-        total = total - on.where(~again.unsqueeze(1), 0)
-    return PatternMatch(weight, count), total
-
-
-def is_after_occurrence(look: MapView, keys: Tensor, after: int) -> Tensor:
-    """Return whether the key given for each query is `after` places after an earlier occurrence of the query's token."""
-    tokens = require_tokens(look)
-    own, source = look.positions, keys - after
-    inside = [(x >= 0) & (x < tokens.shape[1]) for x in (own, source)]
-    mine, its = (tokens.gather(1, x.clamp(0, tokens.shape[1] - 1)) for x in (own, source))
-    found = inside[0] & inside[1] & (mine == its) & (source < own)
-    return found & find_text_keys(look).gather(1, source.clamp(0, tokens.shape[1] - 1)) if after else found
 
 
 def find_text_keys(look: MapView) -> Tensor:

@@ -31,16 +31,8 @@ class NormWeighted:
     def score_first(self) -> QueryScores:
         """Return each query's share of the first token."""
         norms = [self.norms[row, :, first] for row, first in enumerate(self.look.first_token_indices)]
-        return self._score_share(self.look.first_token_weight * torch.stack(norms).unsqueeze(-1))
-
-    def weight_on_previous(self, back: int = 1) -> Tensor:
-        """Return the mean share of the key `back` before the query's own position, (b, h); back=0 is its own.
-
-        The mean is over the queries that may see such a key.
-        """
-        keys = self.look.list_keys_before(back)
-        norms = self.norms.gather(2, keys.clamp(0, self.norms.shape[2] - 1).unsqueeze(1).expand(*self.norms.shape[:2], -1))
-        return self._share(self.look.diagonal(back) * norms, self.look.is_visible(keys))
+        handed, some = self.look.first_token_weight * torch.stack(norms).unsqueeze(-1), self.total > 0
+        return self.look.score_queries(handed / self.total.where(some, 1), some)
 
     def first_value_ratio(self) -> Tensor:
         """Return the norm of the first token's value over the median norm of the other tokens' values, (b, h).
@@ -55,24 +47,6 @@ class NormWeighted:
             norms = self.norms[row].double().masked_fill(~others, torch.nan)
             ratios.append(self.norms[row, :, first].double() / norms.nanmedian(-1).values)
         return torch.stack(ratios)
-
-    def mass(self, keys: slice | Tensor) -> Tensor:
-        """Return the mean share of a set of keys, a slice or a bool (k,), as (b, h)."""
-        chosen = torch.zeros_like(self.norms)
-        chosen[..., keys] = self.norms[..., keys]
-        return self._share((self.look.map @ chosen.unsqueeze(-1)).squeeze(-1))
-
-    def column_sums(self) -> Tensor:
-        """Return Σ_i A[i, j] n[j] of each key, (b, h, k), over the queries that count."""
-        counted = self.look.is_counted.to(self.norms.dtype).unsqueeze(-1)
-        return (self.look.map.mT @ counted).squeeze(-1) * self.norms
-
-    def _share(self, found: Tensor, among: Tensor | None = None) -> Tensor:
-        return self._score_share(found, among).mean()
-
-    def _score_share(self, found: Tensor, among: Tensor | None = None) -> QueryScores:
-        some = self.total > 0
-        return self.look.score_queries(found / self.total.where(some, 1), some if among is None else some & among)
 
 
 def weight_by_norm(m: AttentionMap | MapView, values: Tensor, projection: Tensor | None = None) -> NormWeighted:

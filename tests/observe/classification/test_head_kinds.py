@@ -82,9 +82,7 @@ def test_a_table_has_a_row_for_each_head_with_the_mean_of_each_detector():
             "keys": detectors.effective_keys(look),
             "heavy": detectors.heavy_hitter_share(look),
             "stripe": detectors.stripe_weight(look),
-            "punctuation": detectors.weight_on_classes(
-                look, torch.tensor([word == "," for word in WORDS]).expand(B, 1, T)
-            ).squeeze(-1),
+            "punctuation": look.map.mass(torch.tensor([word == "," for word in WORDS])).mean(-1),
             "positional": detectors.positional_variance(look),
             "entropy": detectors.entropy(look),
             "breadth": detectors.breadth(look),
