@@ -72,9 +72,9 @@ def load_weights(name: str | PathLike[str], dtype: torch.dtype | None = None) ->
 
     Models included in the package are stored in bfloat16 or float32, and loaded in float32 by default.
 
-    Takes the memory of the tensors and a few megabytes, and that of the file too if it is a pickle. Raises WeightsError, naming
-    the file and the tensor, if one is missing, superfluous, of another shape or damaged, and if the file has settings that
-    regard does not support.
+    Takes the memory of the tensors and of one of them in the file, or of the whole file if it is a pickle. Raises WeightsError,
+    naming the file and the tensor, if one is missing, superfluous, of another shape or damaged, and if the file has settings
+    that regard does not support.
     """
     if dtype not in (None, *REAL_DTYPES):
         raise ConfigError(f"dtype must be one of {', '.join(map(str, REAL_DTYPES))}, got {dtype}.")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import RegardError, WeightsError
-from regard.weights.stored_tensor import StoredTensor, describe_error, make_memory_opener
+from regard.weights.stored_tensor import StoredTensor, describe_error
 
 ENDINGS = (".bin", ".pt", ".pth", ".ckpt")
 MODEL = ("model", "model_state_dict", "state_dict")  # keys under which training scripts store the tensors
@@ -61,9 +61,7 @@ def list_tensors(path: Path, found: Any) -> tuple[dict[str, StoredTensor], Mappi
     for name, x in state.items():
         if x.layout != torch.strided or x.is_quantized:
             raise WeightsError(f"{path}: {name} must be a dense tensor of plain numbers, got {x.layout} of {x.dtype}.")
-    return {
-        name: StoredTensor(path, name, tuple(x.shape), x.dtype, make_memory_opener(x.resolve_neg)) for name, x in state.items()
-    }, says
+    return {name: StoredTensor(path, name, tuple(x.shape), x.dtype, x.resolve_neg) for name, x in state.items()}, says
 
 
 def unwrap_state(found: Any) -> tuple[Any, Mapping[str, Any]]:

@@ -1,26 +1,21 @@
-"""A tensor in a file, read some rows at a time, directly into the requested dtype.
+"""A tensor in a file, read as a whole and converted into the requested dtype."""
 
-Reading uses one small buffer, so that loading takes little more memory than the loaded tensors.
-"""
-
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from io import BufferedIOBase, BytesIO
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from regard.errors import RegardError, WeightsError
-from regard.weights.sorted_table import import_crc32c
 
-BUFFER = 1 << 23  # bytes read at a time
 REAL_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
 class StoredTensor:
-    """A tensor in a file: its name there, shape and dtype, and a function that opens its bytes, in row-major order.
+    """A tensor in a file: its name there, shape and dtype, and a function that reads its numbers, in row-major order.
 
     The dtype is a string if it is none of torch's, or none of weights.
     """
@@ -29,60 +24,40 @@ class StoredTensor:
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype | str
-    open: Callable[[], BufferedIOBase]
-    checksum: int | None = None  # crc32c of the bytes, if the file has one
+    read: Callable[[], Tensor]
 
     def __str__(self) -> str:
         return f"{self.path}: {self.name}"
 
-    def read_rows(self, width: int) -> Iterator[Tensor]:
-        """Yield the numbers in order, (r, width), r as fits the buffer. Raises WeightsError if they are damaged or too few."""
-        assert isinstance(self.dtype, torch.dtype)
-        left, size = torch.Size(self.shape).numel() // max(width, 1), width * self.dtype.itemsize
-        buffer, checksum = bytearray(size * max(1, min(left, BUFFER // max(size, 1)))), 0
+    def load(self) -> Tensor:
+        """Read the tensor. Raises WeightsError if its numbers are damaged or too few."""
         try:
-            with self.open() as file:
-                while left:
-                    rows = min(left, len(buffer) // size)
-                    view = memoryview(buffer)[: rows * size]
-                    read_into(file, view)
-                    if self.checksum is not None:
-                        checksum = import_crc32c().extend(checksum, bytes(view))
-                    yield torch.frombuffer(view, dtype=self.dtype).view(rows, width)
-                    left -= rows
+            return self.read().reshape(self.shape)
         except RegardError:
             raise
         except Exception as error:  # the parser of a damaged file may raise anything
             raise WeightsError(f"{self} is damaged or cut short: {describe_error(error)}.") from None
-        if self.checksum not in (None, checksum):
-            raise WeightsError(f"{self} is damaged: its checksum is {checksum:08x}, the file states {self.checksum:08x}.")
 
     def copy_into(self, targets: Sequence[Tensor], turned: bool = False) -> None:
         """Copy the numbers into tensors that are stored side by side, along the first axis or, transposed, along the last."""
-        matrices = [target if target.dim() == 2 else target[:, None] for target in targets]
-        width = sum(map(len, matrices)) if turned else matrices[0].shape[1]
-        row = 0
-        for block in self.read_rows(width):
-            if turned:
-                for matrix, part in zip(matrices, block.split([len(matrix) for matrix in matrices], -1), strict=True):
-                    matrix[:, row : row + len(block)] = part.T
-            else:
-                copy_rows(block, row, matrices)
-            row += len(block)
+        whole = self.load()
+        parts = (whole.T if turned else whole).split([len(target) for target in targets])
+        for target, part in zip(targets, parts, strict=True):
+            target.copy_(part)
 
     def is_equal(self, other: "StoredTensor") -> bool:
         """Return whether another tensor of this shape is equal, number for number."""
-        if self.open is other.open or self.dtype != other.dtype:
-            return self.dtype == other.dtype
-        return self.dtype in REAL_DTYPES and all(
-            torch.equal(a, b) for a, b in zip(self.read_rows(1), other.read_rows(1), strict=True)
-        )
+        return self.dtype == other.dtype and self.dtype in REAL_DTYPES and torch.equal(self.load(), other.load())
 
 
-def read_into(file: BufferedIOBase, view: memoryview) -> None:
-    """Fill the view from a file; raise EOFError if the file ends before."""
-    if file.readinto(view) < len(view):
+def read_numbers(path: Path, start: int, shape: tuple[int, ...], dtype: torch.dtype | str) -> Tensor:
+    """Read the numbers of a tensor from a position of a file on. Raises EOFError if the file ends before the last."""
+    assert isinstance(dtype, torch.dtype)
+    size = torch.Size(shape).numel() * dtype.itemsize
+    found = np.fromfile(path, np.uint8, size, offset=start)
+    if len(found) < size:
         raise EOFError("the file ends before its last number")
+    return torch.from_numpy(found).view(dtype)
 
 
 def allocate_tensor(shape: tuple[int, ...], dtype: torch.dtype, source: object) -> Tensor:
@@ -99,35 +74,6 @@ def describe_error(error: Exception) -> str:
     return " ".join(str(error).split()).rstrip(".")[:200] or type(error).__name__
 
 
-def copy_rows(block: Tensor, row: int, matrices: Sequence[Tensor]) -> None:
-    """Copy rows, the first of which is the row-th, into matrices that are stacked along the first axis."""
-    for matrix in matrices:
-        first, last = max(row, 0), min(row + len(block), len(matrix))
-        if first < last:
-            matrix[first:last] = block[first - row : last - row]
-        row -= len(matrix)
-
-
 def drop_leading_axis(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape, without the first axis of OpenAI's matrices (1, in, out)."""
     return shape[1:] if len(shape) == 3 and shape[0] == 1 else shape
-
-
-def make_file_opener(path: Path, start: int) -> Callable[[], BufferedIOBase]:
-    """Return a function that opens a file at a position."""
-
-    def open_file() -> BufferedIOBase:
-        file = path.open("rb")
-        file.seek(start)
-        return file
-
-    return open_file
-
-
-def make_memory_opener(tensor: Callable[[], Tensor]) -> Callable[[], BufferedIOBase]:
-    """Return a function that opens the bytes of a tensor that is loaded as a whole."""
-
-    def open_memory() -> BufferedIOBase:
-        return BytesIO(tensor().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-
-    return open_memory

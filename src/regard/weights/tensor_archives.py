@@ -7,19 +7,19 @@ import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from io import BufferedIOBase
 from math import prod
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any
 
 import numpy as np
 import torch
 from safetensors import safe_open
+from torch import Tensor
 
 from regard.errors import RegardError, WeightsError
 from regard.weights import pickles, tensorflow
 from regard.weights.json_object import read_weight_map
-from regard.weights.stored_tensor import StoredTensor, describe_error, drop_leading_axis, make_file_opener, make_memory_opener
+from regard.weights.stored_tensor import StoredTensor, describe_error, drop_leading_axis, read_numbers
 
 INDEX = ".index.json"  # names the file of each tensor
 MODEL_FILES = ("model.safetensors", f"model.safetensors{INDEX}", "pytorch_model.bin", f"pytorch_model.bin{INDEX}")
@@ -121,16 +121,12 @@ def read_safetensors(path: Path) -> Tensors:
         (length,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(length))
     header.pop("__metadata__", None)
-    return {
-        name: StoredTensor(
-            path,
-            name,
-            tuple(entry["shape"]),
-            SAFETENSORS.get(entry["dtype"], entry["dtype"]),
-            make_file_opener(path, 8 + length + entry["data_offsets"][0]),
-        )
-        for name, entry in header.items()
-    }
+    found = {}
+    for name, entry in header.items():
+        shape, dtype = tuple(entry["shape"]), SAFETENSORS.get(entry["dtype"], entry["dtype"])
+        read = partial(read_numbers, path, 8 + length + entry["data_offsets"][0], shape, dtype)
+        found[name] = StoredTensor(path, name, shape, dtype, read)
+    return found
 
 
 def read_npz(path: Path) -> Tensors:
@@ -143,31 +139,29 @@ def describe_array(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) 
     """Return an array of an archive; raise WeightsError if the number of elements does not match its shape."""
     name = info.filename.removesuffix(".npy")
     with archive.open(info) as file:
-        shape, fortran, dtype = read_array_header(file)
+        shape, dtype = read_array_header(file)
         count = (info.file_size - file.tell()) / max(dtype.itemsize, 1)
     if count != prod(shape):
         raise WeightsError(f"{path}: {name} has the shape {shape} but holds {count:g} numbers.")
-    way: Callable[[], BufferedIOBase] = partial(open_array, archive, info)
-    if fortran:
-        way = make_memory_opener(lambda: torch.from_numpy(np.load(path, allow_pickle=False)[name]))
-    return StoredTensor(path, name, drop_leading_axis(shape), NUMPY.get(dtype.str, str(dtype)), way)
+    read = partial(read_array, archive, info)
+    return StoredTensor(path, name, drop_leading_axis(shape), NUMPY.get(dtype.str, str(dtype)), read)
 
 
-def read_array_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Read the shape, the order and the dtype of an array; the file is then at its first number."""
+def read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Tensor:
+    """Read an array of an archive, verified against the archive's checksum."""
+    with archive.open(info) as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of how the file was written
+        return torch.from_numpy(np.lib.format.read_array(file, allow_pickle=False))
+
+
+def read_array_header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Read the shape and the dtype of an array; the file is then at its first number."""
     version = np.lib.format.read_magic(file)
     read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of how the file was written
-        shape, fortran, dtype = read_header(file)
-    return shape, fortran, dtype
-
-
-def open_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> BufferedIOBase:
-    """Open an array's numbers in an archive, verified against the archive's checksum while they are read."""
-    file = archive.open(info)
-    read_array_header(file)
-    return cast(BufferedIOBase, file)
+        shape, _, dtype = read_header(file)
+    return shape, dtype
 
 
 READERS: dict[str, Callable[[Path], Tensors]] = {".safetensors": read_safetensors, ".npz": read_npz}

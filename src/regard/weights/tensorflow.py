@@ -7,17 +7,20 @@ and holds the location of its bytes and their checksum. Source: tensorflow/core/
 import re
 import struct
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from regard.errors import RegardError, WeightsError
 from regard.weights import sorted_table
-from regard.weights.sorted_table import read_varint, unmask_checksum
-from regard.weights.stored_tensor import StoredTensor, describe_error, drop_leading_axis, make_file_opener
+from regard.weights.sorted_table import import_crc32c, read_varint, unmask_checksum
+from regard.weights.stored_tensor import StoredTensor, describe_error, drop_leading_axis, read_numbers
 
 DTYPES = {1: torch.float32, 2: torch.float64, 14: torch.bfloat16, 19: torch.float16}
 INDEX = ".index"
+BUFFER = 1 << 23  # bytes whose checksum is computed at a time
 Fields = dict[int, list[int | bytes]]  # of a message, by field number
 
 
@@ -80,14 +83,18 @@ def describe_tensor(index: Path, files: list[Path], name: str, entry: Fields) ->
         raise WeightsError(f"{index}: {name} has the shape {shape} but {get_number(entry, 5)} bytes.")
     if get_number(entry, 4) + get_number(entry, 5) > path.stat().st_size:
         raise WeightsError(f"{path} ends before the last number of {name}.")
-    return StoredTensor(
-        path,
-        name,
-        drop_leading_axis(shape),
-        dtype,
-        make_file_opener(path, get_number(entry, 4)),
-        unmask_checksum(get_number(entry, 6)),
-    )
+    read = partial(read_verified, path, get_number(entry, 4), shape, dtype, unmask_checksum(get_number(entry, 6)))
+    return StoredTensor(path, name, drop_leading_axis(shape), dtype, read)
+
+
+def read_verified(path: Path, start: int, shape: tuple[int, ...], dtype: torch.dtype | str, stated: int) -> Tensor:
+    """Read the numbers of a tensor. Raises ValueError if their checksum is not that of the file."""
+    found, checksum = read_numbers(path, start, shape, dtype), 0
+    for part in found.view(torch.uint8).split(BUFFER):
+        checksum = import_crc32c().extend(checksum, part.numpy().tobytes())
+    if checksum != stated:
+        raise ValueError(f"its checksum is {checksum:08x}, the file states {stated:08x}")
+    return found
 
 
 def parse_message(message: bytes) -> Fields:

@@ -103,9 +103,7 @@ def open_checked_archive(folder: Path, tensors: Mapping[str, Tensor]) -> TensorA
 
 def dequantize_matrix(stored: StoredTensor, scale: StoredTensor) -> Tensor:
     """Return an int8 matrix in float32: each row times its scale."""
-    values, scales = torch.empty(stored.shape, dtype=torch.int8), torch.empty(scale.shape)
-    stored.copy_into([values])
-    scale.copy_into([scales])
+    values, scales = stored.load(), scale.load().float()
     wrong = (~(scales.isfinite() & (scales >= 0))).nonzero().flatten()
     if len(wrong):
         row = int(wrong[0])
