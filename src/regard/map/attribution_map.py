@@ -15,7 +15,7 @@ from regard.map.attention_map import AttentionMap, Index
 from regard.map.attribution_passes import EntryStatistics, Products, compute_cuts, iterate_entries
 from regard.map.hiding_bias import drop_repeats, replace_hiding_numbers
 from regard.map.plane import BLOCK_NUMBERS, Plane, RowRun, multiply_exactly
-from regard.map.signed_map import SignedMap
+from regard.map.signed_map import SharedAxes, SignedMap
 from regard.mechanism.arguments import check_choice, check_instance, describe_value
 from regard.mechanism.request import Request
 from regard.mechanism.scores import score_dtype
@@ -31,7 +31,7 @@ class AttributionCertificate:
     rows: int
 
 
-class AttributionMap(SignedMap):
+class AttributionMap(SharedAxes, SignedMap):
     """f(A_ij) (l_i · r_j), (b, h, q, k), of which only the map A, l and r are stored.
 
     With l the gradient of a number with respect to each head's context, and r the values, l_i · r_j is the gradient with
@@ -41,6 +41,8 @@ class AttributionMap(SignedMap):
     nothing is left of the context. left is (b, h, q, e), right (b, g, k, e), where g divides h. Entries that the mask hides
     are 0. Numbers are float32 at least, computed in blocks.
     """
+
+    weights: AttentionMap
 
     def __init__(self, weights: AttentionMap, left: Tensor, right: Tensor, *, factor: str = "weights") -> None:
         b, h, q, k = check_instance("weights", weights, AttentionMap).shape
@@ -78,16 +80,6 @@ class AttributionMap(SignedMap):
     def visible_request(self) -> Request:
         """The arguments of the weights, with -inf for each finite number of the bias that hides its key."""
         return replace_hiding_numbers(self.weights.planes.request)
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """The shape (b, h, q, k)."""
-        return self.weights.shape
-
-    @property
-    def device(self) -> torch.device:
-        """The device of every result."""
-        return self.weights.device
 
     @property
     def dtype(self) -> torch.dtype:

@@ -11,13 +11,14 @@ from regard.errors import ConfigError, ShapeError
 from regard.map import indexing
 from regard.map.attention_map import LIMIT_BYTES, AttentionMap, Index, check_result_size
 from regard.map.plane import BLOCK_NUMBERS, Plane, exponentiate_rows, multiply_exactly
+from regard.map.signed_map import SharedAxes
 from regard.mechanism.arguments import describe_value
 from regard.mechanism.scores import score_dtype
 
 Block = tuple[Plane, Tensor, Tensor]  # a matrix, the queries (n,) of a block, and the keys (m,) that they may see
 
 
-class DifferentiableMap:
+class DifferentiableMap(SharedAxes):
     """The weights of a map, (b, h, q, k), with a graph to its queries (b, h, q, d) and keys (b, g, k, d).
 
     Entries, products and sums are numbers of AttentionMap, with a graph, so that a loss on them is propagated to whatever
@@ -33,16 +34,6 @@ class DifferentiableMap:
             if x.shape != like.shape:
                 raise ShapeError(f"{name} must have the shape of the map's, {tuple(like.shape)}, got {tuple(x.shape)}.")
         self.weights, self.q, self.k = weights, q, k
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """The shape (b, h, q, k)."""
-        return self.weights.shape
-
-    @property
-    def device(self) -> torch.device:
-        """The device of every result."""
-        return self.weights.device
 
     @property
     def dtype(self) -> torch.dtype:

@@ -14,13 +14,13 @@ from regard.map.implicit_map import ImplicitMap
 from regard.map.linear_recurrence import LinearRecurrence
 from regard.map.plane import BLOCK_NUMBERS, multiply_exactly
 from regard.map.pooling import EntryBlock
-from regard.map.signed_map import SignedMap
+from regard.map.signed_map import SharedAxes, SignedMap
 from regard.mechanism.arguments import check_choice, check_instance, describe_value
 
 FACTORS = {"one": "products", "weights": "weights times products"}  # and what the map is
 
 
-class ImplicitAttributionMap(SignedMap):
+class ImplicitAttributionMap(SharedAxes, SignedMap):
     """f(M_ij) (l_i · r_j), (b, h, q, k), of which only the factors of M, l and r are stored.
 
     With l (b, h, q, e) the gradient of a number with respect to M v and r (b, h, k, e) the values, l_i · r_j is the gradient
@@ -28,6 +28,8 @@ class ImplicitAttributionMap(SignedMap):
     whose sum over a row is l_i · (M r)_i. Entries for keys that the mechanism cannot reach, as later ones, are 0. Numbers are
     computed in float64, block by block.
     """
+
+    weights: ImplicitMap
 
     def __init__(self, weights: ImplicitMap, left: Tensor, right: Tensor, *, factor: str = "weights") -> None:
         b, h, q, k = check_instance("weights", weights, ImplicitMap).shape
@@ -38,16 +40,6 @@ class ImplicitAttributionMap(SignedMap):
             raise ConfigError(f"weights must be of a recurrence or a convolution, got {weights}.")
         self.weights, self.factor = weights, check_choice("factor", factor, tuple(FACTORS))
         self.mechanism, self.left, self.right = weights.mechanism, left.detach(), right.detach()
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """The shape (b, h, q, k)."""
-        return self.weights.shape
-
-    @property
-    def device(self) -> torch.device:
-        """The device of every result."""
-        return self.weights.device
 
     @property
     def dtype(self) -> torch.dtype:

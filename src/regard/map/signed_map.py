@@ -33,6 +33,24 @@ class SignedOverview:
     max: Tensor
 
 
+class SharedAxes:
+    """What a map has in common with the map of weights that it is computed from."""
+
+    weights: Any
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """The shape (b, h, q, k)."""
+        shape: tuple[int, int, int, int] = self.weights.shape
+        return shape
+
+    @property
+    def device(self) -> torch.device:
+        """The device of every result."""
+        device: torch.device = self.weights.device
+        return device
+
+
 class SignedMap(HtmlRepr, ABC):
     """A matrix of signed numbers for each batch row and head, (b, h, q, k), whose rows are computed when they are requested."""
 
