@@ -15,6 +15,7 @@ from regard.generate.sequence_reader import compute_logits
 from regard.models import GPT2
 from regard.observe.record import record
 from regard.observe.score_interval import Score, estimate_score
+from regard.policy_audit.needle_tasks import join_question
 from regard.probe.repeated_tokens import find_context
 from regard.text.encoder import Encoder
 
@@ -53,9 +54,8 @@ def make_needle_prompts(
     text = vocabulary.encode(haystack)
     found = []
     for question, answer in needles:
-        hidden, all_ids = vocabulary.encode(f"\n{question}"), vocabulary.encode(f"\n{question}{answer}")
-        begin = next((n for n, (a, b) in enumerate(zip(hidden, all_ids, strict=False)) if a != b), len(hidden))
         question_ids = vocabulary.encode(f"\n{question}")
+        all_ids, begin = join_question(vocabulary, question, answer)
         room = length - len(all_ids) - len(question_ids)
         if len(text) < room or room < 1:
             raise DataError(f"the text has {len(text):,} tokens; prompts of {length:,} tokens need {max(room, 1):,}.")

@@ -14,6 +14,7 @@ from torch import nn
 
 from regard.errors import ConfigError
 from regard.models import GPT2, GPT2Config
+from regard.observe.text_table import align_in_blocks
 from regard.train.config import TrainConfig
 
 FLOAT = 4  # bytes of a float32: weights at rest, gradients, moments, and sums of gradients
@@ -182,19 +183,8 @@ def format_estimates(config: TrainConfig, estimates: Sequence[CostEstimate], *, 
         raise ConfigError(f"link must be gigabytes per second, 0 or more, got {link}.")
     heads = [str(one.accelerators) if one.accelerators == 1 else f"{one.accelerators} {one.engine}" for one in estimates]
     titles, cells = format_rows(config, estimates, link)
-    left, right = max(map(len, titles)), [max(len(head), *map(len, one)) + 2 for head, one in zip(heads, cells, strict=True)]
-    blocks, at = [describe_run(config, columns)], 0
-    while at < len(estimates):
-        room = at + 1
-        while room < len(estimates) and left + sum(right[at : room + 1]) <= columns:
-            room += 1
-        lines = [" " * left + "".join(head.rjust(width) for head, width in zip(heads[at:room], right[at:room], strict=True))]
-        for number, name in enumerate(titles):
-            shown_cells = (cell[number].rjust(width) for cell, width in zip(cells[at:room], right[at:room], strict=True))
-            lines.append((name.ljust(left) + "".join(shown_cells)).rstrip())
-        blocks.append("\n".join(lines))
-        at = room
-    return "\n\n".join(blocks)
+    lines = [[title, *(cell[n] for cell in cells)] for n, title in enumerate(titles)]
+    return "\n".join([describe_run(config, columns), "", *align_in_blocks(["", *heads], lines, columns)])
 
 
 def format_rows(config: TrainConfig, estimates: Sequence[CostEstimate], link: float) -> tuple[list[str], list[list[str]]]:
