@@ -7,7 +7,7 @@ import regard
 from policy_audit.small_models import HEADS, LAYERS, PROMPT, draw_tokens, make_model, record
 from regard import ConfigError
 from regard.policies import Knorm, Oracle
-from regard.show.audit_figure import draw_recall_by_position, draw_recall_curves, draw_recall_grids
+from regard.show.audit_figure import draw_recall_curves, draw_recall_grids
 
 
 def test_the_heat_maps_are_the_mean_recall_of_each_layer_and_head():
@@ -26,15 +26,6 @@ def test_the_curves_are_the_points_in_order():
     lines = picture.axes[0].get_lines()
     assert lines[0].get_xydata().tolist() == [[0.1, 0.3], [0.5, 0.9]]
     assert [line.get_label() for line in lines] == ["Knorm", "Oracle"]
-
-
-def test_the_curves_by_position_are_the_means_of_runs_of_queries():
-    found = regard.audit(record(make_model(), draw_tokens()), [Knorm(3), Oracle(3)], prompt=PROMPT)
-    lines = draw_recall_by_position(found, bins=4).axes[0].get_lines()
-    assert [line.get_label() for line in lines[:2]] == list(found.labels)
-    assert lines[0].get_xdata().tolist() == [4.5, 14.5, 24.5, 35]
-    assert lines[0].get_ydata()[2] == pytest.approx(float(found.recall[0, ..., 20:30].mean()))
-    assert lines[2].get_xdata()[0] == PROMPT - 0.5
 
 
 @pytest.mark.parametrize("curves", [{}, {"Knorm": []}])

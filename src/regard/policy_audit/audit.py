@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import torch
@@ -87,11 +87,6 @@ class Audit(HtmlRepr):
     recording: Recording | None = field(default=None, repr=False)
 
     @property
-    def total_variation(self) -> Tensor:
-        """Half of the sum of the absolute changes of a row's weights, (policy, layer, b, h, q)."""
-        return 1 - self.recall
-
-    @property
     def labels(self) -> tuple[str, ...]:
         """The policies as text, each another one."""
         return label_policies(self.policies)
@@ -152,10 +147,7 @@ class Audit(HtmlRepr):
     def to_dicts(self) -> list[dict[str, Any]]:
         """Return the summaries of both parts as plain values, for JSON."""
         return [
-            row.to_dict()
-            for part in PARTS
-            if self.recall[0, ..., self.select_rows(part)].numel()
-            for row in self.summarize(part)
+            asdict(row) for part in PARTS if self.recall[0, ..., self.select_rows(part)].numel() for row in self.summarize(part)
         ]
 
     def to_pandas(self) -> Any:

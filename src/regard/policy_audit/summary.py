@@ -1,9 +1,8 @@
 """Summaries of an audit: mean, quantiles and extremes of what a policy keeps, and their table."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from torch import Tensor
 
@@ -30,10 +29,6 @@ class Summary:
     least: float
     kl: float
     error: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the summary as plain values, for JSON."""
-        return asdict(self)
 
 
 def summarize_part(policy: str, part: str, recall: Tensor, kl: Tensor, error: Tensor, kept: Tensor) -> Summary:

@@ -1,4 +1,4 @@
-"""Figures of an audit: recall by budget and by position, and recall of every layer and head as heat maps."""
+"""Figures of an audit: recall by budget, and recall of every layer and head as heat maps."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -21,32 +21,9 @@ def draw_recall_curves(curves: Mapping[str, Sequence[tuple[float, float]]], *, t
     """
     if not curves or not all(curves.values()):
         raise ConfigError("curves must have at least one policy, each with points (share of the keys, recall).")
-    picture, axes = draw_curves(curves, title, ("keys that are used", "recall of the attention"))
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g}%"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    return picture
-
-
-def draw_recall_by_position(audit: Audit, *, bins: int = 32, title: str = "") -> Picture:
-    """Draw the mean recall of all layers and heads against the position of the query, a curve for each policy."""
-    edges, means = audit.average_by_position("recall", bins)
-    middles = ((edges[:-1] + edges[1:] - 1) / 2).tolist()
-    lines = means.mean(1).tolist()
-    curves = {label: list(zip(middles, line, strict=True)) for label, line in zip(audit.labels, lines, strict=True)}
-    picture, axes = draw_curves(curves, title, ("position of the query", "recall of the attention"))
-    axes.axvline(audit.prompt - 0.5, color="#888888", linewidth=0.8, linestyle=":")  # where the prompt ends
-    return picture
-
-
-def draw_curves(
-    curves: Mapping[str, Sequence[tuple[float, float]]], title: str, names: tuple[str, str]
-) -> tuple[Picture, Axes]:
-    """Draw shares against something, a curve for each policy: its points (x, share)."""
     picture = Picture(figsize=(6.4, 4.0), layout="constrained")
     axes: Axes = picture.subplots()
-    style_axes(axes, title, names)
+    style_axes(axes, title, ("keys that are used", "recall of the attention"))
     for n, (name, points) in enumerate(curves.items()):
         places, shares = zip(*sorted(points), strict=True)
         axes.plot(
@@ -61,7 +38,11 @@ def draw_curves(
         )
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=TEXT_SIZE)
-    return picture, axes
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g}%"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    return picture
 
 
 def draw_recall_grids(audit: Audit, *, part: str = "generated") -> Picture:
