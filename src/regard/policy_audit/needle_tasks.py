@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from regard.errors import DataError
 from regard.mechanism.arguments import check_choice, check_count
+from regard.probe.retrieval import join_question
 from regard.text.encoder import Encoder
 
 COMMON_WORDS = "common words"
@@ -130,9 +131,3 @@ def list_words(vocabulary: Encoder, words: Sequence[str], length: int, draw: ran
         )
     tokens = encode_list(fitting)
     return NeedleTask(COMMON_WORDS, (*tokens, *question), len(tokens), len(tokens) + first)
-
-
-def join_question(vocabulary: Encoder, question: str, answer: str) -> tuple[list[int], int]:
-    """Return the tokens of a question and its answer, and the place of the first token of the answer."""
-    question_ids, all_ids = vocabulary.encode(f"\n{question}"), vocabulary.encode(f"\n{question}{answer}")
-    return all_ids, next((n for n, (a, b) in enumerate(zip(question_ids, all_ids, strict=False)) if a != b), len(question_ids))

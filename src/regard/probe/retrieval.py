@@ -15,7 +15,6 @@ from regard.generate.sequence_reader import compute_logits
 from regard.models import GPT2
 from regard.observe.record import record
 from regard.observe.score_interval import Score, estimate_score
-from regard.policy_audit.needle_tasks import join_question
 from regard.probe.repeated_tokens import find_context
 from regard.text.encoder import Encoder
 
@@ -64,6 +63,12 @@ def make_needle_prompts(
             tokens = (*text[:place], *all_ids, *text[place:room], *question_ids)
             found.append(NeedlePrompt(tokens, range(place + begin, place + len(all_ids))))
     return found
+
+
+def join_question(vocabulary: Encoder, question: str, answer: str) -> tuple[list[int], int]:
+    """Return the tokens of a question and its answer, and the place of the first token of the answer."""
+    question_ids, all_ids = vocabulary.encode(f"\n{question}"), vocabulary.encode(f"\n{question}{answer}")
+    return all_ids, next((n for n, (a, b) in enumerate(zip(question_ids, all_ids, strict=False)) if a != b), len(question_ids))
 
 
 def measure_retrieval(
