@@ -1,6 +1,7 @@
 """Check that outputs of longer inputs, over several whole and partial kernel blocks, follow the formula of few tokens."""
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -14,7 +15,6 @@ from regard.examination.identify.formula import format_formula
 from regard.examination.identify.match import CLOSE, LOOSE, Match
 from regard.examination.identify.trial import Trial, make_function_trial, make_target, make_trial
 from regard.examination.identify.variants import compute_context, find_blind_queries
-from regard.examination.position_factors import find_position_factors
 from regard.examination.report import Finding, Unknown
 from regard.examination.subject.adapters import SubjectError
 
@@ -28,6 +28,8 @@ BLOCKS = (
 )
 MEANT = "nothing, if scores are meant to grow with the number of tokens, as with a temperature by log n"
 LAST = "Loop over every block of keys, including the shorter last one: range(0, t, block), keys[start : min(start + block, t)]."
+FACTORS = torch.logspace(-2, 2, 33, base=2.0, dtype=torch.float64)  # that are tried, of each query
+STEPS = 40  # of the search between two of them
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +122,33 @@ def find_formula_difference(long: LongInputs, match: Match, lengths: list[int], 
     sentence = f"from {format_formula(match)}, which holds for {case.shapes.tokens} tokens"
     far = f"{float(differences.max()):.2g} of the largest output {sentence}"
     return explain_difference(case, inputs, differences > close, far)
+
+
+def find_position_factors(
+    trial: Trial, compute_differences: Callable[[Trial], Tensor], few: int, close: float
+) -> Tensor | None:
+    """Return a factor on each query, (q,), with which a formula gives all outputs; None unless the first `few` need none.
+
+    Log n, as in Chiang and Cholak 2022, Overcoming a Theoretical Limitation of Self-Attention, and the temperature of Llama 4.
+    """
+
+    def compute(factors: Tensor) -> Tensor:
+        given = replace(trial.given, q=trial.given.q * factors[None, :, None])
+        return compute_differences(replace(trial, given=given))
+
+    one = torch.ones(trial.given.q.shape[1], dtype=torch.float64)
+    own = compute(one)
+    if (own[:few] > close).any():
+        return None
+    tried = torch.stack([compute(one * factor) for factor in FACTORS])  # (n, q)
+    best = tried.argmin(0).clamp(1, len(FACTORS) - 2)
+    low, high = FACTORS[best - 1].log(), FACTORS[best + 1].log()
+    for _ in range(STEPS):  # golden section
+        third = (high - low) * 0.381966
+        left, right = (compute(at.exp()) for at in (low + third, high - third))
+        low, high = torch.where(left < right, low, low + third), torch.where(left < right, high - third, high)
+    factors = torch.where(own > close, ((low + high) / 2).exp(), one)
+    return factors if bool((compute(factors) <= close).all()) else None
 
 
 def report_factors(factors: Tensor) -> Unknown:

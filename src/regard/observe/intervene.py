@@ -14,13 +14,13 @@ from regard.observe import interception
 from regard.observe.attention_changes import Change, Temperature
 from regard.observe.change_targets import ChangeTargets
 from regard.observe.changed_results import change_returned_weights, change_run
-from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall, OtherWeights
+from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
 from regard.observe.interception.handwritten.scores.weight_steps import DIFFERENT
 from regard.observe.interception.handwritten.softmax.undivided_contexts import NEARLY
 from regard.observe.interception.head_counts import find_head_counts
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
-from regard.observe.interception.thread_state import NextHandler
+from regard.observe.interception.thread_state import NextHandler, Watcher
 from regard.observe.patch import Patch
 from regard.observe.record import enter_once, refuse_compiled
 from regard.observe.recorded_runs.block_outputs import watch_blocks
@@ -95,10 +95,10 @@ def state_forward(method: Callable[..., Any]) -> Callable[..., Any]:
     return call_and_state
 
 
-class Intervention:
+class Intervention(Watcher):
     """A watcher that changes the calls of one model."""
 
-    can_change_calls, needs_graph = True, False
+    can_change_calls = True
 
     def __init__(self, modules: Mapping[str, nn.Module], asked: Sequence[Change]) -> None:
         self.names = {id(module): name for name, module in modules.items()}
@@ -123,9 +123,6 @@ class Intervention:
         self.tracker.start_forward(module, args, kwargs)
         self.forwards += 1
         self.queries = 0, 0
-
-    def handle_generation(self, module: nn.Module, sequences: Tensor, prompts: int, given: dict[str, Any]) -> None:
-        """Do nothing when a generation ends."""
 
     @state_forward
     def change_recurrence(self, call: RecurrenceCall, adapter: CallAdapter, name: str) -> tuple[RecurrenceCall, CallAdapter]:
@@ -201,9 +198,6 @@ class Intervention:
             known = KNOWN_LATE if is_handwritten else RECURRENCE
             self.missed.setdefault(name, known.format(call.kernel))
 
-    def handle_token_mixer(self, module: nn.Module, reason: str) -> None:
-        """Do nothing when a module that mixes tokens ran."""
-
     def handle_division(self, call: AttentionCall, note: str, name: str) -> None:
         """Note that a context was divided by other numbers than the sums of its weights, which are of the unchanged ones."""
         if name in self.weighed_modules and not note.startswith(NEARLY.partition("{")[0]):
@@ -212,12 +206,6 @@ class Intervention:
     def handle_unread_part(self, note: str, name: str) -> None:
         """Note what the calls of a module do not hold, which stays unchanged."""
         self.unread_parts[name] = note
-
-    def handle_empty_call(self, name: str) -> None:
-        """Do nothing: there are no weights to change."""
-
-    def handle_other_weights(self, found: OtherWeights) -> None:
-        """Do nothing: weights of no known pair of tokens stay unchanged."""
 
     def report_missed(self, missed: MissedCall) -> None:
         """Note a call that could not be intercepted: it stays unchanged."""

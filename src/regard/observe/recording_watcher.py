@@ -18,7 +18,7 @@ from regard.observe.interception.handwritten.softmax.undivided_contexts import B
 from regard.observe.interception.plain_tensors import disable_modes
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.recurrent.token_mixers import is_part_of_attention
-from regard.observe.interception.thread_state import STATE, NextHandler
+from regard.observe.interception.thread_state import STATE, NextHandler, Watcher
 from regard.observe.recorded_runs.block_outputs import BlockStream
 from regard.observe.recorded_runs.part_names import describe_module, is_inside
 from regard.observe.recorded_runs.run import IMPLICIT, Call, Positions
@@ -47,10 +47,8 @@ OTHER_TOKENS = (
 )
 
 
-class RecordingWatcher:
+class RecordingWatcher(Watcher):
     """A watcher that records the calls of one model: its tracker finds where a call belongs, its store copies what is kept."""
-
-    can_change_calls, changes_scores = False, False
 
     def __init__(self, modules: Mapping[str, nn.Module], selection: Selection, store: Store) -> None:
         self.modules = modules

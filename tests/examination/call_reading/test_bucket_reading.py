@@ -13,7 +13,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from examination.wrong_calls import C, H, Rotary
 from regard import Causal, Everything
 from regard.examination import examine
-from regard.examination.call_reading.bucket_reading import WHAT, compute_buckets
+from regard.examination.call_reading.table_reading import BUCKETS, compute_buckets
 
 find_buckets = T5Attention._relative_position_bucket
 SETTINGS = [(32, 128), (16, 61), (48, 203), (64, 256), (31, 97)]
@@ -64,7 +64,7 @@ def test_buckets_are_those_of_transformers(count, most, is_causal):
 def test_right_buckets_are_named_with_their_numbers(count, most, is_causal):
     (checked,) = examine_buckets(lambda x: find_buckets(x, not is_causal, count, most), count, is_causal, most)
     way = "causal" if is_causal else "bidirectional"
-    assert checked.what == f"{WHAT}: num_buckets={count}, max_distance={most}, {way}"
+    assert checked.what == f"{BUCKETS}: num_buckets={count}, max_distance={most}, {way}"
     assert f"of {300 if is_causal else 599} distances" in checked.sensitivity
 
 
@@ -104,7 +104,7 @@ def test_the_buckets_of_transformers_own_layer_and_model_are_named():
     torch.manual_seed(0)
     for subject in (T5Attention(config, has_relative_attention_bias=True), T5EncoderModel(config)):
         report = examine(subject.eval(), expects=Everything(), scale=1)
-        assert f"{WHAT}: num_buckets=24, max_distance=96, bidirectional" in [one.what for one in report.checked]
+        assert f"{BUCKETS}: num_buckets=24, max_distance=96, bidirectional" in [one.what for one in report.checked]
 
 
 def test_the_tables_of_an_encoder_and_a_decoder_are_told_apart():

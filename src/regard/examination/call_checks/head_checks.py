@@ -1,13 +1,15 @@
 """Check that each head of recorded attention calls has its own part of the projections, in the same order."""
 
 import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
+
+from torch import nn
 
 from regard.examination.call_checks.role_checks import read_role
 from regard.examination.call_reading.bias_reading import find_viewed_table
 from regard.examination.call_reading.inner_calls import InnerCall
 from regard.examination.call_reading.projection_source import BY_HEAD, BY_WIDTH, ProjectionSource
-from regard.examination.call_reading.stated_heads import describe_exchanged_axes
 from regard.examination.identify.mistakes import SPLIT, describe_mixed_heads
 from regard.examination.report import UNUSED_HEADS, Checked, Finding, count_calls
 from regard.examination.subject.call_conventions import ROLE_NAMES
@@ -17,6 +19,8 @@ OWN_HEADS = "heads of queries and keys are independent"  # where values come fro
 PERMUTE = "View the rows as (queries, keys, heads) and permute them: table[index].view(q, k, heads).permute(2, 0, 1)."
 ORDER = "Split queries, keys and values into heads in the same way, and leave the heads in their order."
 STRIDED = ", whose columns are not neighbors"
+NUMBER = re.compile(r"(?:n|num|number|nr)?_?(?:of_)?(?:attention_|attn_|query_)?heads?|h")
+WIDTH = re.compile(r"heads?_(?:dim|size|width|d)|d_?(?:head|k)|dim_(?:per_)?head|d_per_head")
 
 
 def check_heads(calls: Sequence[InnerCall]) -> Finding | Checked | None:
@@ -24,14 +28,14 @@ def check_heads(calls: Sequence[InnerCall]) -> Finding | Checked | None:
     for one in calls:
         wrong = next((reading for reading in (one.absorbed, one.output) if reading is not None and reading.wrong), None)
         if wrong is not None:
-            return Finding(wrong.kind, f"in {one.name or 'the layer'} {wrong.wrong}", wrong.cure, 1.6, "heads", one.name)
+            return one.report(wrong.kind, wrong.wrong, wrong.cure, 1.6, "heads")
         table = find_viewed_table(one)
         if table:
             does = f"the rows of {table} are viewed as (heads, queries, keys): heads and tokens are mixed in the bias"
-            return Finding("mixed heads", f"in {one.name or 'the layer'} {does}", PERMUTE, 1.6, "heads", one.name)
+            return one.report("mixed heads", does, PERMUTE, 1.6, "heads")
         exchanged = describe_exchanged_axes(one.module, one.call.q.shape[1], one.width)
         if exchanged:
-            return Finding("mixed heads", f"in {one.name or 'the layer'} {exchanged}", SPLIT, 1.6, "heads", one.name)
+            return one.report("mixed heads", exchanged, SPLIT, 1.6, "heads")
     if calls and all(one.absorbed is not None and one.output is not None for one in calls):
         what = f"{HEADS}: {calls[0].call.q.shape[1]}, of latents"
         return Checked(what, f"in {count_calls(calls)}, by the products that absorb the weights of keys and values")
@@ -67,24 +71,24 @@ def find_mixed_heads(one: InnerCall) -> Finding | None:
     viewed = "".join(letter for letter, source in sources.items() if source.is_viewed)
     if viewed:
         wrong = describe_mixed_heads("split", viewed)
-        return Finding(wrong.kind, f"in {one.name or 'the layer'} {wrong.does}", wrong.cure, 1.6, "heads", one.name)
+        return one.report(wrong.kind, wrong.does, wrong.cure, 1.6, "heads")
     unlike = describe_other_order(sources)
     if unlike:
-        return Finding("mixed heads", f"in {one.name or 'the layer'} {unlike}", ORDER, 1.6, "heads", one.name)
+        return one.report("mixed heads", unlike, ORDER, 1.6, "heads")
     for letter, source in list(sources.items())[1:]:
         heads, groups = len(source.slices), len(set(source.slices))
         is_tiled = 1 < groups < heads == len(q.slices) and source.slices == source.slices[:groups] * (heads // groups)
         if is_tiled and source.slice_count:
             wrong = describe_mixed_heads("share", "tiled")
             does = wrong.does if letter == "k" else wrong.does.replace("key heads", "heads of values, not of keys,")
-            return Finding(wrong.kind, f"in {one.name or 'the layer'} {does}", wrong.cure, 1.6, "heads", one.name)
+            return one.report(wrong.kind, does, wrong.cure, 1.6, "heads")
     crossed = find_crossed_heads(q, k)
     if crossed:
-        return Finding("mixed heads", f"in {one.name or 'the layer'} {crossed}", ORDER, 1.6, "heads", one.name)
+        return one.report("mixed heads", crossed, ORDER, 1.6, "heads")
     other = None if one.v_source is None else find_other_place(k, one.v_source)
     if other is not None:
         does = "head {} of the keys is part {} of {}, but head {} of the values is part {} of {}".format(*other)
-        return Finding("mixed heads", f"in {one.name or 'the layer'} {does}", ORDER, 1.6, "heads", one.name)
+        return one.report("mixed heads", does, ORDER, 1.6, "heads")
     return None
 
 
@@ -111,8 +115,7 @@ def find_unused_heads(one: InnerCall, calls: Sequence[InnerCall]) -> Finding | N
     if used >= count:
         return None
     makes = f"{' and '.join(names)} make{'s' * (len(names) == 1)} {'are' if used > 1 else 'is'} used"
-    does = f"in {one.name or 'the layer'} only {used} of the {count} heads that {makes}"
-    return Finding("mixed heads", does, ORDER, 1.6, UNUSED_HEADS, one.name)
+    return one.report("mixed heads", f"only {used} of the {count} heads that {makes}", ORDER, 1.6, UNUSED_HEADS)
 
 
 def list_used_slices(name: str, calls: Sequence[InnerCall]) -> Iterator[int]:
@@ -148,3 +151,20 @@ def find_other_place(k: ProjectionSource, v: ProjectionSource) -> tuple[object, 
         return None
     i = next(i for i, (one, other) in enumerate(zip(*places, strict=True)) if one != other)
     return i, places[0][i], k.name, i, places[1][i], v.name
+
+
+def describe_exchanged_axes(module: nn.Module | None, heads: int, width: int) -> str:
+    """Describe that a layer has the width of a head as its number of heads, and the reverse; "" if it does not state both."""
+    if module is None or heads == width:
+        return ""
+    number, wide = (next(list_attributes(module, name, size), "") for name, size in ((NUMBER, width), (WIDTH, heads)))
+    if not number or not wide:
+        return ""
+    return f"there are {heads} heads of width {width}, though {number} is {width} and {wide} is {heads}"
+
+
+def list_attributes(module: nn.Module, pattern: re.Pattern[str], size: int) -> Iterator[str]:
+    """Yield the attributes of a module whose names match and whose number is this one."""
+    for name, one in vars(module).items():
+        if isinstance(one, int) and not isinstance(one, bool) and one == size and pattern.fullmatch(name.strip("_").lower()):
+            yield name

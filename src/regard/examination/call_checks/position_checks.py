@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from regard.examination.call_checks import slope_checks
-from regard.examination.call_reading import frequency_reading, latent_rotation
+from regard.examination.call_reading import frequency_reading, rotary_reading
 from regard.examination.call_reading.inner_calls import InnerCall
 from regard.examination.call_reading.projection_source import ProjectionSource, read_source
 from regard.examination.call_reading.rotary_reading import (
@@ -14,6 +14,7 @@ from regard.examination.call_reading.rotary_reading import (
     find_mistakes,
     find_other_axis,
     is_rotated_before_split,
+    read_rotary,
 )
 from regard.examination.report import Checked, Finding, count_calls
 
@@ -34,7 +35,7 @@ def check_positions(calls: Sequence[InnerCall]) -> Finding | Checked | None:
         wrong = find_wrong_rotation(one) or slope_checks.find_wrong_slopes(one)
         if wrong is not None:
             sentence, cure = wrong
-            return Finding("wrong positions", f"in {one.name or 'the layer'} {sentence}", cure, 1.4, "positions", one.name)
+            return one.report("wrong positions", sentence, cure, 1.4, "positions")
         q, k = find_rotations(one)
         read += [] if q is None or k is None else [q]
     if not read:
@@ -69,7 +70,7 @@ def find_wrong_rotation(one: InnerCall) -> tuple[str, str] | None:
             return f"{who} are rotated by angles of their {other}, the same for all tokens", PLACES
         if source is not None and is_rotated_before_split(source.projected, x.double()):
             return f"{who} are rotated before they are split into heads: {CROSSING}", SPLIT_FIRST
-    wrong = latent_rotation.find_wrong_rotation(one)
+    wrong = find_wrong_latent_rotation(one)
     if wrong:
         return wrong, TURN
     q, k = find_rotations(one)
@@ -95,3 +96,23 @@ def list_plain_heads(x: Tensor, source: ProjectionSource | None) -> list[int]:
     near = (x - source.projected).abs().amax((0, 2, 3)) < 1e-3 * x.abs().max()
     heads: list[int] = near.nonzero().flatten().tolist()
     return heads if len(heads) < x.shape[1] else []
+
+
+def find_wrong_latent_rotation(one: InnerCall) -> str:
+    """Return what is wrong with the rotation of the last columns, which the keys of all heads share; "" if nothing is.
+
+    Source: DeepSeek-V2, section 2.1.3.
+    """
+    shared, source = None if one.k_source is None else one.k_source.shared, one.q_source
+    if shared is None or source is None or source.is_joined or source.projected.shape != one.call.q.shape:
+        return ""
+    n = shared.shape[-1]
+    pairs = ((source.projected[..., -n:], one.call.q[..., -n:].double()), (shared, one.call.k[:, :1, :, -n:].double()))
+    q, k = (read_rotary(*pair) for pair in pairs)
+    if q is not None and k is not None:
+        return next(find_mistakes(q, k), "")
+    plain = [before.shape == after.shape and rotary_reading.is_near(before, after, before) for before, after in pairs]
+    if (q is None) == (k is None) or not plain[q is not None]:
+        return ""
+    rotated, other = ("queries", "keys") if k is None else ("keys", "queries")
+    return f"the last {n} columns of {rotated} are rotated by their positions, but those of {other}, which they meet, are not"

@@ -22,10 +22,10 @@ def check_rows(calls: Sequence[InnerCall]) -> Finding | Checked | None:
         filled = count_filled_keys(one)
         if filled > 1:  # one alone is a sink, as of nn.MultiheadAttention's add_zero_attn
             sentence = f"{filled} keys of zeros, beyond the {one.call.q.shape[2]} tokens, have weight"
-            return Finding("not normalised", f"in {one.name or 'the layer'} {sentence}", FILLED, 1.5, "softmax", one.name)
+            return one.report("not normalised", sentence, FILLED, 1.5, "softmax")
         if one.call.note == DIVIDED:
             sentence = "exponentials of scores are divided by something else than their sum over the keys, or by nothing"
-            return Finding("not normalised", f"in {one.name or 'the layer'} {sentence}", DIVIDE, 1.5, "softmax", one.name)
+            return one.report("not normalised", sentence, DIVIDE, 1.5, "softmax")
     if not calls or any("gate" in one.call.note or one.call.note == BY_MORE for one in calls):  # after the softmax
         return None
     mixed = next((one.mixed for one in calls if one.mixed), "")

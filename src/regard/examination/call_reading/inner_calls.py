@@ -17,6 +17,7 @@ from regard.examination.call_reading.normalization_order import NormalizationWat
 from regard.examination.call_reading.output_reading import OutputReading, read_output
 from regard.examination.call_reading.projection_source import ModuleOutput, ProjectionSource, arrange_tokens, find_source
 from regard.examination.call_reading.token_shift import find_shift
+from regard.examination.report import Finding
 from regard.examination.subject.attention_output import list_parts
 from regard.examination.subject.call_conventions import parse_qkv
 from regard.examination.subject.localize import hook_parts
@@ -24,8 +25,9 @@ from regard.examination.subject.norm_modules import is_norm
 from regard.map.scored_matrix import ScoredMatrix
 from regard.map.stored_matrix import StoredMatrix
 from regard.observe import interception
-from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall, OtherWeights
+from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
+from regard.observe.interception.thread_state import Watcher
 from regard.observe.record import refuse_compiled
 
 SCALE_NAMES = ("scaling", "scale", "softmax_scale", "attn_scale", "sm_scale")
@@ -80,6 +82,10 @@ class InnerCall:
         return (has_bias and self.call.bias is not None and self.call.bias.unique().numel() > FEW) or any(
             source is not None and not source.is_viewed and not source.is_equal_to(x) for x, source in pairs
         )
+
+    def report(self, kind: str, does: str, cure: str, strength: float, cause: str) -> Finding:
+        """Return the finding of a mistake in the module of this call."""
+        return Finding(kind, f"in {self.name or 'the layer'} {does}", cure, strength, cause, self.name)
 
     @property
     def cosine_factor(self) -> float | None:
@@ -138,10 +144,8 @@ class RecordedCalls(NamedTuple):
 NOTHING = RecordedCalls([], [], [])
 
 
-class CallCollector:
+class CallCollector(Watcher):
     """A watcher that keeps every attention call of the modules that it watches."""
-
-    can_change_calls, needs_graph, changes_scores = False, False, False
 
     def __init__(self, modules: dict[str, nn.Module], order: NormalizationWatcher) -> None:
         self.names = {id(module): name for name, module in modules.items()}
@@ -152,21 +156,11 @@ class CallCollector:
         self.matrices: list[tuple[WeightMatrix, list[AttentionCall], int]] = []
         self.unstored: list[str] = []
 
-    def start_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Ignore the start of a forward."""
-
-    def handle_generation(self, module: nn.Module, sequences: Tensor, prompts: int, given: dict[str, Any]) -> None:
-        """Ignore generated tokens."""
-
     def handle_call(self, call: AttentionCall, adapter: CallAdapter, name: str, proceed: Callable[..., Any]) -> Any:
         """Run a call unchanged and keep it."""
         self.copies[id(call)] = copy = keep_copy(call)
         self.calls.append((name, copy, self.order.count_earlier_outputs(call.kernel)))
         return proceed(call, adapter)
-
-    def change_recurrence(self, call: RecurrenceCall, adapter: CallAdapter, name: str) -> tuple[RecurrenceCall, CallAdapter]:
-        """Return a call as it is."""
-        return call, adapter
 
     def handle_recurrence(self, call: RecurrenceCall, name: str) -> None:
         """Keep weights that are computed by hand and are no softmax; ignore a recurrence, which has no scale."""
@@ -185,21 +179,9 @@ class CallCollector:
         else:
             self.unstored.append(name)
 
-    def handle_token_mixer(self, module: nn.Module, reason: str) -> None:
-        """Ignore the end of a module that mixes tokens."""
-
     def handle_division(self, call: AttentionCall, note: str, name: str) -> None:
         """Add to the copy of a call what its context was divided by in place of the sums of its weights."""
         self.copies[id(call)].note = note
-
-    def handle_unread_part(self, note: str, name: str) -> None:
-        """Ignore what the calls of a module do not hold."""
-
-    def handle_empty_call(self, name: str) -> None:
-        """Ignore a call without weights."""
-
-    def handle_other_weights(self, found: OtherWeights) -> None:
-        """Ignore weights of no known pair of tokens."""
 
     def report_missed(self, missed: MissedCall) -> None:
         """Keep a call that could not be read."""

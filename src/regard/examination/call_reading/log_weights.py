@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from regard.examination.call_reading.mixing_functions import follow_modules
+from regard.examination.call_reading.function_calls import follow_modules
 from regard.observe.interception.function_roles import MULTIPLIES
 
 POWERS = ("exp", "exp_", "exp2", "softmax")  # after which numbers are weights again

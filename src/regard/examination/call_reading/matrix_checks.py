@@ -3,71 +3,26 @@
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
+from regard.examination.call_reading.function_calls import FunctionCall, record_functions
 from regard.examination.call_reading.inner_calls import RecordedCalls, WeightMatrix
-from regard.examination.call_reading.least_squares import solve_least_squares
-from regard.examination.call_reading.mixing_functions import follow_modules
-from regard.examination.call_reading.score_changes import ProductRecorder, explain_scores
+from regard.examination.call_reading.rounding import solve_least_squares
+from regard.examination.call_reading.score_changes import explain_scores
 from regard.examination.identify.mistakes import AXES, MASK, NORMS, ROLES, SOFTMAX
 from regard.examination.report import Finding
+from regard.observe.interception.function_roles import MULTIPLIES
 
 NEAR = {torch.float64: 1e-9, torch.float32: 1e-4}  # of sums that are one, and of weights that are equal
-MOST = 2**22  # numbers of a softmax that is kept
 BIAS = "Add the bias to the scores before the softmax: weights = torch.softmax(scores + bias, dim=-1)."
+KERNEL = "scaled_dot_product_attention"
 SUMS = ("add", "sub", "rsub", "iadd", "isub", "radd", "subtract")
 MINUS = "Differential attention subtracts the second softmax: weights = first - lambda_ * second."
 TURN = "Multiply the weights (q, k) by the values, without a transpose: context = weights @ v."
 AFTER = "Scale the scores before the softmax, not the weights after it."
 ONCE = f"Apply the softmax once, over the keys: {SOFTMAX}."
-
-
-class SoftmaxCall(NamedTuple):
-    """A softmax that ran: the module, what it was given and what it made, as (b, h, q, k)."""
-
-    module: str
-    given: Tensor
-    made: Tensor
-
-
-class ContextRecorder(TorchFunctionMode):
-    """A torch function mode that keeps the contexts of kernels, and the sums and differences of tensors of their size."""
-
-    def __init__(self, running: list[str]) -> None:
-        super().__init__()
-        self.running, self.contexts, self.sums = running, dict[str, list[Tensor]](), list[tuple[str, Tensor]]()
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        name, where = getattr(func, "__name__", ""), self.running[-1] if self.running else ""
-        if name == "scaled_dot_product_attention":
-            self.contexts.setdefault(where, []).append(result.detach().clone())
-        elif name.strip("_") in SUMS and isinstance(result, Tensor):
-            made = self.contexts.get(where, [])
-            if len(made) == 2 and result.shape == made[0].shape:
-                self.sums.append((where, result.detach().clone()))
-        return result
-
-
-class SoftmaxRecorder(TorchFunctionMode):
-    """A torch function mode that keeps each softmax of three or four axes."""
-
-    def __init__(self, running: list[str]) -> None:
-        super().__init__()
-        self.running, self.calls = running, list[SoftmaxCall]()
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if getattr(func, "__name__", "") != "softmax" or not isinstance(result, Tensor) or not args:
-            return result
-        if result.dim() in (3, 4) and result.numel() <= MOST:
-            given, made = (x.detach().clone().unsqueeze(1) if x.dim() == 3 else x.detach().clone() for x in (args[0], result))
-            self.calls.append(SoftmaxCall(self.running[-1] if self.running else "", given, made))
-        return result
 
 
 def check_matrices(module: nn.Module, run: Callable[[], object], recorded: RecordedCalls) -> Iterator[Finding]:
@@ -78,7 +33,7 @@ def check_matrices(module: nn.Module, run: Callable[[], object], recorded: Recor
         return
     if not recorded.matrices and not any(one.is_stored_as_weights for one in recorded.calls):
         return
-    softmaxes, products = record_softmaxes(module, run)
+    softmaxes, products = record_softmaxes(run, module)
     for one in recorded.matrices:
         wrong = (
             find_transposed_weights(one, softmaxes)
@@ -99,11 +54,11 @@ def check_matrices(module: nn.Module, run: Callable[[], object], recorded: Recor
 
 def check_function(call: Callable[[], object]) -> Iterator[Finding]:
     """Yield what a function, of no module, does to its scores before their softmax."""
-    yield from find_changed_scores(*run_with_recorders(call, []), "the function")
+    yield from find_changed_scores(*record_softmaxes(call), "the function")
 
 
 def find_changed_scores(
-    softmaxes: Sequence[SoftmaxCall], products: Mapping[str, list[Tensor]], subject: str = "the layer"
+    softmaxes: Sequence[FunctionCall], products: Mapping[str, list[Tensor]], subject: str = "the layer"
 ) -> Iterator[Finding]:
     """Yield the first change of scores between a product and the softmax that they are given to."""
     for call in softmaxes:
@@ -120,46 +75,47 @@ def find_added_context(module: nn.Module, run: Callable[[], object], recorded: R
     counts = Counter(one.name for one in recorded.calls)
     if not any(count == 2 and has_lambda(module.get_submodule(name)) for name, count in counts.items()):
         return None
-    with follow_modules(module) as running:
-        recorder: ContextRecorder = ContextRecorder(running)
-        with recorder, torch.no_grad():
-            run()
-    for where, made in recorder.sums:
-        first, second = (x.double().flatten() for x in recorder.contexts[where])
-        factors = solve_least_squares(torch.stack((first, second), 1), made.double().flatten())
-        if factors is None:
-            continue
-        fits = (factors[0] * first + factors[1] * second - made.double().flatten()).abs().max() < 1e-4 * made.abs().max()
-        if fits and bool((factors > 1e-3).all()) and has_lambda(module.get_submodule(where)):
-            does = f"the second context is added to the first, times {float(factors[1] / factors[0]):.3g}"
-            return Finding("not normalised", f"in {where or 'the layer'} {does}", MINUS, 1.7, "softmax", where)
+    contexts: dict[str, list[Tensor]] = {}
+    for one in record_functions((KERNEL, *SUMS), run, module):
+        made = contexts.setdefault(one.module, [])
+        if one.name == KERNEL:
+            made.append(one.made)
+        elif len(made) == 2 and one.made.shape == made[0].shape and has_lambda(module.get_submodule(one.module)):
+            first, second, total = (x.double().flatten() for x in (*made, one.made))
+            factors = solve_least_squares(torch.stack((first, second), 1), total)
+            if factors is None or not bool((factors > 1e-3).all()):
+                continue
+            if (factors[0] * first + factors[1] * second - total).abs().max() < 1e-4 * total.abs().max():
+                does = f"the second context is added to the first, times {float(factors[1] / factors[0]):.3g}"
+                where = one.module or "the layer"
+                return Finding("not normalised", f"in {where} {does}", MINUS, 1.7, "softmax", one.module)
     return None
 
 
-def record_softmaxes(module: nn.Module, run: Callable[[], object]) -> tuple[Sequence[SoftmaxCall], dict[str, list[Tensor]]]:
-    """Return each softmax of a run, and the last products of each module; empty if it raises."""
-    with follow_modules(module) as running:
-        return run_with_recorders(run, running)
-
-
-def run_with_recorders(run: Callable[[], object], running: list[str]) -> tuple[Sequence[SoftmaxCall], dict[str, list[Tensor]]]:
-    """Return each softmax of a run, and the last products of each of the `running` modules; empty if it raises."""
-    softmaxes: SoftmaxRecorder = SoftmaxRecorder(running)
-    products: ProductRecorder = ProductRecorder(running)
+def record_softmaxes(
+    run: Callable[[], object], module: nn.Module | None = None
+) -> tuple[list[FunctionCall], dict[str, list[Tensor]]]:
+    """Return each softmax of a run, as (b, h, q, k), and the products of each part of a module; empty if it raises."""
+    softmaxes, products = list[FunctionCall](), dict[str, list[Tensor]]()
     try:
-        with softmaxes, products, torch.no_grad():
-            run()
+        calls = record_functions(("softmax", *MULTIPLIES), run, module)
     except Exception:  # whatever a user's layer raises: another probe reports it
         return [], {}
-    return softmaxes.calls, products.products
+    for one in calls:
+        if one.name != "softmax":
+            products.setdefault(one.module, []).append(one.made)
+        elif one.made.dim() in (3, 4):
+            given, made = (x.unsqueeze(1) if x.dim() == 3 else x for x in (one.given, one.made))
+            softmaxes.append(one._replace(given=given, made=made))
+    return softmaxes, products
 
 
-def get_tolerance(one: WeightMatrix, softmaxes: Sequence[SoftmaxCall] = ()) -> float:
+def get_tolerance(one: WeightMatrix, softmaxes: Sequence[FunctionCall] = ()) -> float:
     """Return the difference below which two weights may be the same."""
     return max([NEAR.get(call.made.dtype, 0.03) for call in softmaxes if call.made.shape == one.weights.shape] or [1e-4])
 
 
-def find_transposed_weights(one: WeightMatrix, softmaxes: Sequence[SoftmaxCall]) -> tuple[str, str, str] | None:
+def find_transposed_weights(one: WeightMatrix, softmaxes: Sequence[FunctionCall]) -> tuple[str, str, str] | None:
     """Return that the queries and keys of a softmax are exchanged in the weights; None if they are not."""
     near, weights = get_tolerance(one, softmaxes), one.weights.cpu()
     for made in (call.made.double().cpu() for call in softmaxes if call.module == one.name):
@@ -196,7 +152,7 @@ def has_lambda(part: nn.Module) -> bool:
     return any("lambda" in name or name.startswith("lam") for name in names)
 
 
-def find_change_after(one: WeightMatrix, softmaxes: Sequence[SoftmaxCall]) -> tuple[str, str, str] | None:
+def find_change_after(one: WeightMatrix, softmaxes: Sequence[FunctionCall]) -> tuple[str, str, str] | None:
     """Return what was done to weights after their softmax: a mask, a bias or a factor; None if that is not known."""
     near = get_tolerance(one, softmaxes)
     for call in softmaxes:
@@ -227,7 +183,7 @@ def describe_bias(extra: Tensor) -> str:
     )
 
 
-def find_second_softmax(softmaxes: Sequence[SoftmaxCall]) -> str | None:
+def find_second_softmax(softmaxes: Sequence[FunctionCall]) -> str | None:
     """Return the module in which a softmax is given weights that a softmax made, masked or not; None if there is none."""
     for first, second in itertools.pairwise(softmaxes):
         if first.module != second.module or first.made.shape != second.given.shape:

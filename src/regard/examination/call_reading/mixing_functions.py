@@ -1,12 +1,13 @@
 """Find the function outside of attention that carries a token to earlier ones: a convolution, a norm over tokens, a roll."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+
+from regard.examination.call_reading.function_calls import FunctionCall, record_functions
 
 CONVOLVE = (
     "Pad a convolution over tokens on the left only: F.pad(x, (kernel_size - 1, 0)) before a convolution with padding=0, or "
@@ -41,30 +42,6 @@ class MixingFunction(NamedTuple):
         return f"{self.name} in {self.module}" if self.module else self.name
 
 
-class FunctionCall(NamedTuple):
-    """A call of a function: where it ran, its first tensor and its result."""
-
-    found: MixingFunction
-    given: Tensor
-    made: Tensor
-
-
-class FunctionRecorder(TorchFunctionMode):
-    """A torch function mode that keeps the calls of functions in CURES."""
-
-    def __init__(self, running: list[str]) -> None:
-        super().__init__()
-        self.running, self.calls = running, list[FunctionCall]()
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        name = str(getattr(func, "__name__", ""))
-        if name in CURES and isinstance(result, Tensor) and args and isinstance(args[0], Tensor):
-            where = MixingFunction(name, self.running[-1] if self.running else "")
-            self.calls.append(FunctionCall(where, args[0].detach().clone(), result.detach().clone()))
-        return result
-
-
 def find_mixing_function(
     module: nn.Module, call: Callable[[Tensor], object], x: Tensor, changed: Tensor, j: int
 ) -> MixingFunction | None:
@@ -72,37 +49,12 @@ def find_mixing_function(
 
     `x` and `changed`, (b, t, c), differ only in token j. None if there is none.
     """
-    first, second = (record_functions(module, call, one) for one in (x, changed))
-    t = x.shape[1]
+    first, second = (record_functions(CURES, partial(call, one), module) for one in (x, changed))
     for before, after in zip(first, second, strict=False):
-        if before.found == after.found and before.given.shape == after.given.shape and carries_back(before, after, t, j):
-            return before.found
+        is_same = before[:2] == after[:2] and before.given.shape == after.given.shape
+        if is_same and carries_back(before, after, x.shape[1], j):
+            return MixingFunction(*before[:2])
     return None
-
-
-def record_functions(module: nn.Module, call: Callable[[Tensor], object], x: Tensor) -> Sequence[FunctionCall]:
-    """Return the calls of functions in CURES while a module runs."""
-    with follow_modules(module) as running:
-        recorder: FunctionRecorder = FunctionRecorder(running)
-        with recorder, torch.no_grad():
-            call(x)
-    return recorder.calls
-
-
-@contextmanager
-def follow_modules(module: nn.Module) -> Iterator[list[str]]:
-    """Keep the names of the running parts of a module in a list, the innermost last."""
-    running: list[str] = []
-    hooks = []
-    for name, part in module.named_modules():
-        if name:
-            hooks.append(part.register_forward_pre_hook(lambda *_, name=name: running.append(name)))
-            hooks.append(part.register_forward_hook(lambda *_: running.pop() and None, always_call=True))
-    try:
-        yield running
-    finally:
-        for one in hooks:
-            one.remove()
 
 
 def carries_back(before: FunctionCall, after: FunctionCall, t: int, j: int) -> bool:

@@ -28,7 +28,7 @@ def check_norms(calls: Sequence[InnerCall]) -> Finding | Checked | None:
         axes = {who: axis for who, axis in read_norms(one) if axis}
         wrong = next(describe_mistakes(one, axes), None)
         if wrong is not None:
-            return Finding("wrong axis", f"in {one.name or 'the layer'} {wrong}", CURE, 1.5, "norm", one.name)
+            return one.report("wrong axis", wrong, CURE, 1.5, "norm")
         found += [what] if (what := describe_norms(one)) else []
     if not found:
         return None

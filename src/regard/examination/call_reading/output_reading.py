@@ -12,9 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.examination.call_reading.least_squares import solve_least_squares
 from regard.examination.call_reading.projection_source import ModuleOutput
-from regard.examination.call_reading.rounding import NEAR, is_near
+from regard.examination.call_reading.rounding import NEAR, is_near, solve_least_squares
 from regard.examination.identify.projection_layouts import parse_matrix_role
 from regard.mechanism.heads import share
 from regard.observe.interception.attention_call import AttentionCall

@@ -4,36 +4,17 @@ The numbers that a softmax is given are compared, up to a factor, with the produ
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
-from regard.observe.interception.function_roles import MULTIPLIES
-
-MOST = 2**22  # numbers of a product that is kept
-LAST = 4  # products of a module that are kept
+LAST = 4  # products of a module that are compared
 HIDDEN = -1e4  # scores below it are those of hidden keys
 LARGE = 5.0  # a bound of scores that usual inputs hardly reach
 NEAR = {torch.float64: 1e-9, torch.float32: 1e-4}  # of the largest score
 NONE = 1e-6  # a factor that is none
 LEAST = 8  # scores of which a factor is read
-
-
-class ProductRecorder(TorchFunctionMode):
-    """A torch function mode that keeps the last products of each module, as (b, h, q, k)."""
-
-    def __init__(self, running: list[str]) -> None:
-        super().__init__()
-        self.running, self.products = running, dict[str, list[Tensor]]()
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if getattr(func, "__name__", "") in MULTIPLIES and isinstance(result, Tensor) and result.numel() <= MOST:
-            kept = self.products.setdefault(self.running[-1] if self.running else "", [])
-            kept[:] = [*kept[1 - LAST :], result.detach().clone()]
-        return result
 
 
 class ScoreChange(NamedTuple):
@@ -53,7 +34,7 @@ def explain_scores(given: Tensor, products: Sequence[Tensor]) -> ScoreChange | N
     near = NEAR.get(given.dtype)
     if near is None:
         return None
-    for product in reversed(products):
+    for product in reversed(products[-LAST:]):
         if product.numel() == given.numel():
             x, y = product.double().reshape(given.shape), given.double()
             seen = y > HIDDEN

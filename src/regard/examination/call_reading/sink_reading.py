@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
 
-from regard.examination.call_reading.matrix_checks import SoftmaxCall
+from regard.examination.call_reading.function_calls import FunctionCall
 from regard.examination.call_reading.rounding import is_near
 from regard.examination.call_reading.terms import find_sinks
 
@@ -17,7 +17,7 @@ AGAIN = "weights are divided by their sum again after the sinks are left out, so
 AFTER = "sinks are a factor of each head after the softmax: its rows sum to one number, whatever their scores"
 
 
-def explain_sinks(module: nn.Module, weights: Tensor, softmaxes: Sequence[SoftmaxCall]) -> str:
+def explain_sinks(module: nn.Module, weights: Tensor, softmaxes: Sequence[FunctionCall]) -> str:
     """Return what is wrong with the sinks that a module holds, of weights (b, h, q, k), in words; "" if nothing is seen."""
     h, k = weights.shape[1], weights.shape[3]
     sinks = next((found for part in module.modules() if (found := find_sinks(part, h)) is not None), None)

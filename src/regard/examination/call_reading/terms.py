@@ -19,7 +19,7 @@ def check_terms(calls: Sequence[InnerCall]) -> Finding | Checked | None:
         wrong = find_wrong_softcap(one) or find_wrong_sinks(one)
         if wrong is not None:
             kind, sentence, cure = wrong
-            return Finding(kind, f"in {one.name or 'the layer'} {sentence}", cure, 1.4, kind, one.name)
+            return one.report(kind, sentence, cure, 1.4, kind)
     said = [term for one in calls[:1] for term in list_terms(one)]
     return Checked(", ".join(said), f"in {count_calls(calls)}") if said else None
 

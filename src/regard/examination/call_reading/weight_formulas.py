@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from regard.examination.call_reading.matrix_checks import SoftmaxCall
+from regard.examination.call_reading.function_calls import FunctionCall
 from regard.examination.call_reading.rounding import is_near
 from regard.examination.identify.mistakes import NORMS
 
@@ -30,7 +30,7 @@ def explain_weights(weights: Tensor, products: Sequence[Tensor], width: int) -> 
     return ""
 
 
-def describe_late_mask(weights: Tensor, softmaxes: Sequence[SoftmaxCall]) -> str:
+def describe_late_mask(weights: Tensor, softmaxes: Sequence[FunctionCall]) -> str:
     """Return that large negative numbers hide keys after the softmax, of weights (b, h, q, k), in words; "" if none do."""
     hidden = weights < -1
     kept = weights.masked_fill(hidden, 0)

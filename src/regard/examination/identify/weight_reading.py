@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.examination.call_reading.least_squares import solve_least_squares
+from regard.examination.call_reading.rounding import solve_least_squares
 from regard.examination.case import Case
 from regard.examination.identify.trial import Trial, iterate_trials, make_target
 from regard.mechanism.heads import join, share, split

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from regard.examination import evidence
 from regard.examination.call_checks import head_checks
-from regard.examination.call_reading.stated_heads import describe_exchanged_axes
 from regard.examination.case import Case
 from regard.examination.identify import formula, weight_reading
 from regard.examination.identify.match import Match
@@ -35,7 +34,7 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
 
 def check_match(match: Match, module: nn.Module | None) -> Iterator[Finding | Checked | Unknown]:
     """Yield results about heads from the identified formula, and from what the module states of them."""
-    exchanged = describe_exchanged_axes(module, match.heads, match.width)
+    exchanged = head_checks.describe_exchanged_axes(module, match.heads, match.width)
     if exchanged:
         yield Finding("mixed heads", f"{exchanged}. The layer {formula.describe_equality(match)}", SPLIT, 2.4, "heads")
         return

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard.examination import evidence, mask_requirements
 from regard.examination.call_checks import position_checks, slope_checks
-from regard.examination.call_reading import bucket_reading, frequency_reading, table_reading
+from regard.examination.call_reading import frequency_reading, table_reading
 from regard.examination.case import Case, copy_subject_as_double
 from regard.examination.identify import weight_reading
 from regard.examination.report import Checked, Finding, Unknown
@@ -55,7 +55,7 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     slopes = slope_checks.check_slopes(case.inner_calls)
     frequencies = frequency_reading.check_frequencies(case.inner_calls)
     calls, module = case.long_calls or case.inner_calls, case.subject.module
-    tables = (*bucket_reading.check_buckets(calls, module), *table_reading.check_tables(calls, module))
+    tables = table_reading.check_tables(calls, module)
     read = [one for one in (positions, frequencies, slopes, *tables) if one is not None]
     yield from (one for one in results if not read or isinstance(one, Checked))
     yield from read

@@ -6,7 +6,7 @@ import torch
 
 from regard.examination import evidence
 from regard.examination.call_checks import role_checks
-from regard.examination.call_reading import shared_sources, token_shift
+from regard.examination.call_reading import token_shift
 from regard.examination.case import Case
 from regard.examination.identify import formula, weight_reading
 from regard.examination.identify.match import Match
@@ -23,7 +23,7 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     """Check the roles by the identified formula, or else what a function's output and its weights depend on."""
     match = case.match
     if case.subject.module is not None:
-        yield from shared_sources.iterate_shared_weights(case.subject.module)
+        yield from role_checks.iterate_shared_weights(case.subject.module)
     if match is not None:
         yield from check_match(match)
     elif case.subject.form == "x":

@@ -66,7 +66,7 @@ def find_by_values(case: Case, module: nn.Module) -> Finding | None:
     if not (is_unrecorded or has_sinks or describe_leak(case)) or case.weights_by_values is None:
         return None
     weights, best = case.weights_by_values, weight_reading.get_double_case(case)
-    softmaxes, products = matrix_checks.run_with_recorders(lambda: best.subject.call(*best.make_usual_inputs()), [])
+    softmaxes, products = matrix_checks.record_softmaxes(lambda: best.subject.call(*best.make_usual_inputs()))
     does = sink_reading.explain_sinks(module, weights, softmaxes)
     if does:
         return Finding("wrong sinks", f"in the layer {does}", sink_reading.CURE, 2.2, "wrong sinks")

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from regard.examination import evidence, mask_requirements
 from regard.examination.call_checks import all_checks
-from regard.examination.call_reading import bucket_reading, matrix_checks
+from regard.examination.call_reading import matrix_checks, table_reading
 from regard.examination.call_reading.bias_reading import read_seen
 from regard.examination.call_reading.inner_calls import InnerCall, RecordedCalls, record_inner_calls
 from regard.examination.layer_rules import LayerRules
@@ -76,7 +76,7 @@ def collect_results(
     yield from check_inference(module, run)
     for what, result in all_checks.iterate_checks(calls, scale, in_model=True):
         yield result if result is not None else Unknown(f"whether {what}", evidence.ALONE, what in all_checks.REQUIRED)
-    yield from bucket_reading.check_buckets(calls, module)
+    yield from table_reading.check_tables(calls, module)
     yield from replay.examine_layers(module, run, dict.fromkeys(one.name for one in calls), rules, scale).results
     for name, reason in missed.items():
         yield Unknown(f"any property of the attention in {name or 'the module'}: {reason}", TOKENS, is_required=True)

@@ -15,7 +15,7 @@ from regard.errors import RegardError
 from regard.examination import mask_requirements, suggestions
 from regard.examination.call_checks import all_checks, scale_checks
 from regard.examination.call_checks.head_checks import mixes_tokens
-from regard.examination.call_reading import bucket_reading, log_scale, matrix_checks, table_reading
+from regard.examination.call_reading import log_scale, matrix_checks, table_reading
 from regard.examination.call_reading.inner_calls import InnerCall, record_inner_calls
 from regard.examination.layer_rules import LayerRules
 from regard.examination.mask_requirements import make_later_table
@@ -273,9 +273,7 @@ class ModelExamination:
             elif not is_identified:
                 needs = needs or self.suggest_layer([one.name for one in calls] or [name for name, _ in seeing.missed])
                 yield Unknown(f"whether in each layer {what}", needs, what in all_checks.REQUIRED)
-        calls_of_tables = self.record_table_calls(calls)
-        yield from bucket_reading.check_buckets(calls_of_tables, self.model.module)
-        yield from table_reading.check_tables(calls_of_tables, self.model.module)
+        yield from table_reading.check_tables(self.record_table_calls(calls), self.model.module)
         if not seeing.missed and not seeing.has_cross_attention:
             yield from model_positions.check_positions(self.model, calls)
         yield from (one for one in replayed.results if isinstance(one, Checked) or (one.kind, one.layer) not in wrong)
@@ -283,8 +281,7 @@ class ModelExamination:
 
     def record_table_calls(self, calls: list[InnerCall]) -> list[InnerCall]:
         """Return the calls for many tokens, which show the rows of far distances; empty if no bias is rows of a table."""
-        readings = (bucket_reading, table_reading)
-        if not any(reading.has_table(one, self.model.module) for one in calls for reading in readings):
+        if not any(table_reading.has_table(one, self.model.module) for one in calls):
             return []
         return self.record_longer_calls() or calls
 

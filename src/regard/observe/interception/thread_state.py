@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,13 +27,13 @@ from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 NextHandler = Callable[[AttentionCall, CallAdapter], Any]
 
 
-class Watcher(Protocol):
-    """An object that is notified of what a model does: a recording or an intervention."""
+class Watcher:
+    """An object that is notified of what a model does: a recording or an intervention. By default it changes nothing."""
 
     names: dict[int, str]  # of the watched modules, by id
-    can_change_calls: bool  # whether it may change a call; such a watcher handles a call before those that only record
-    needs_graph: bool  # whether it keeps the graph of calls, so that reentrant checkpoints may not cut it
-    changes_scores: bool  # whether it may compute weights that are no softmax again, by the functions that made them
+    can_change_calls = False  # whether it may change a call; such a watcher handles a call before those that only record
+    needs_graph = False  # whether it keeps the graph of calls, so that reentrant checkpoints may not cut it
+    changes_scores = False  # whether it may compute weights that are no softmax again, by the functions that made them
 
     def start_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Start a forward of a watched module that no other watched module called."""
@@ -46,9 +46,11 @@ class Watcher(Protocol):
 
     def handle_call(self, call: AttentionCall, adapter: CallAdapter, name: str, proceed: NextHandler) -> Any:
         """Handle an attention call in the module of this name and return what the caller gets."""
+        return proceed(call, adapter)
 
     def change_recurrence(self, call: RecurrenceCall, adapter: CallAdapter, name: str) -> tuple[RecurrenceCall, CallAdapter]:
         """Return a call without a softmax in the module of this name, and how it runs, as the model gets it instead."""
+        return call, adapter
 
     def handle_recurrence(self, call: RecurrenceCall, name: str) -> None:
         """Handle a recurrence that ran in the module of this name."""

@@ -6,7 +6,7 @@ import torch
 from examination.subjects import later
 from regard import MultiHeadAttention
 from regard.examination import examine
-from regard.examination.call_reading.least_squares import solve_least_squares
+from regard.examination.call_reading.rounding import solve_least_squares
 
 
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
