@@ -1,7 +1,7 @@
 """Run all probes on a case and order their findings, at most three for one cause."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 from regard.examination import evidence, suggestions
@@ -96,6 +96,12 @@ def collect_probe_results(case: Case, name: str, look: Probe) -> Iterator[Findin
         )
         needs = "a layer that accepts these inputs, or a sample= that it accepts"
         yield Unknown(f"the rest of its {name}: it {did}", needs, is_required=name in REQUIRED)
+
+
+def run_named_probes(case: Case, names: Collection[str]) -> Iterator[Finding | Checked | Unknown]:
+    """Yield the results of the probes of these names."""
+    for name, look in PROBES:
+        yield from collect_probe_results(case, name, look) if name in names else ()
 
 
 def rank_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:

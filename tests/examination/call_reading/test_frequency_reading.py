@@ -12,22 +12,20 @@ from regard.examination.probes.order import check_case
 
 
 class Frequencies(Rotary):
-    """Rotary positions of these frequencies, with a base that the layer may state."""
+    """Rotary positions of these frequencies."""
 
-    def __init__(self, inv_freq, base=None):
+    def __init__(self, inv_freq):
         super().__init__()
         self.inv_freq = inv_freq
-        if base is not None:
-            self.rope_theta = base
 
 
 def falling(base, width=D):
     return base ** (-torch.arange(0, D, 2) / width)
 
 
-def list_results(inv_freq, base=None):
+def list_results(inv_freq):
     torch.manual_seed(0)
-    results = check_case(case_of(Frequencies(inv_freq, base)))
+    results = check_case(case_of(Frequencies(inv_freq)))
     return [one for one in results if not getattr(one, "what", "").startswith("the order of tokens")]
 
 
@@ -59,7 +57,7 @@ def test_frequencies_that_rise_from_one_are_named_for_round_bases(base):
 @pytest.mark.parametrize("base", [2, 10, 100, 10_000, 1e6])
 def test_falling_frequencies_are_right_for_every_base(base):
     assert not [one for one in list_results(falling(base)) if not hasattr(one, "sensitivity")]
-    assert not [one for one in list_results(falling(base) / 8, base) if not hasattr(one, "sensitivity")]
+    assert not [one for one in list_results(falling(base) / 8) if not hasattr(one, "sensitivity")]
 
 
 @pytest.mark.parametrize("random", range(20))

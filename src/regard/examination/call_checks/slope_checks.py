@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from regard.examination.call_reading.bias_reading import has_linear_bias, list_alibi_slopes, read_slopes
+from regard.examination.call_reading.bias_reading import list_alibi_slopes, read_linear_slopes, read_slopes
 from regard.examination.call_reading.inner_calls import InnerCall
 from regard.examination.report import Checked, Unknown, count_calls
 
@@ -22,22 +22,25 @@ MEANT = "nothing, if they are meant so: published weights expect those of ALiBi"
 
 
 def find_wrong_slopes(one: InnerCall) -> tuple[str, str] | None:
-    """Return what is wrong with a bias by distance in every head, and the cure; None if nothing is."""
+    """Return what is wrong with a bias by distance in every head, and the cure; None if nothing is.
+
+    Slopes are compared with those of ALiBi where they are the same numbers, in another order or times the scale.
+    """
     slopes = read_slopes(one)
     if slopes is not None and bool((slopes < 0).all()):
         return "the bias of every head grows with the distance of a key", NEARER
-    if has_linear_bias(one) and is_named_alibi(one.module):
-        return describe_both_sides(one), BOTH_SIDES
-    if slopes is None or not is_named_alibi(one.module) or is_learned(one.module, slopes):
-        return None
+    if slopes is None:
+        one_sided = read_linear_slopes(one)
+        is_alibi = one_sided is not None and has_alibi_slopes(one_sided.abs())
+        return (describe_both_sides(one), BOTH_SIDES) if is_alibi else None
     right = list_alibi_slopes(len(slopes))
     scale = one.call.q.shape[-1] ** -0.5 if one.call.scale is None else one.call.scale
-    if is_near(slopes, right * scale) and abs(scale - 1) > NEAR:
-        return f"the slopes of its heads are {scale:.4g} times those of ALiBi: the bias is added before the scale", AFTER
-    if is_near(slopes, right) or not is_near(slopes.sort().values, right.sort().values):
+    if is_near(slopes, right) or is_learned(one.module, slopes):
         return None
+    if abs(scale - 1) > NEAR and is_near(slopes, right * scale):
+        return f"the slopes of its heads are {scale:.4g} times those of ALiBi: the bias is added before the scale", AFTER
     does = f"the slopes of its heads are {format_slopes(slopes)}, those of ALiBi in another order: {format_slopes(right)}"
-    return does, SLOPES
+    return (does, SLOPES) if has_alibi_slopes(slopes) else None
 
 
 def check_slopes(calls: Sequence[InnerCall]) -> Checked | Unknown | None:
@@ -50,21 +53,16 @@ def check_slopes(calls: Sequence[InnerCall]) -> Checked | Unknown | None:
             sentence = f"whether the bias of {heads} is meant to grow with the distance of a key"
             others = f"in {one.name or 'the layer'} that of the others falls: {describe_range(slopes)}"
             return Unknown(f"{sentence}: {others}", "slopes of one sign, unless they are learned")
-    linear = next((one for one in calls if has_linear_bias(one)), None)
+    linear = next((one for one in calls if read_linear_slopes(one) is not None), None)
     if linear is not None:
         sentence = f"whether it is intended that in {linear.name or 'the layer'} {describe_both_sides(linear)}"
         return Unknown(sentence, "nothing, if later keys are meant to have more or less weight than earlier ones")
     if not found:
         return None
     one, slopes = found[0]
-    right = list_alibi_slopes(len(slopes))
-    what = f"a bias falls with the distance of a key, {describe_range(slopes)}"
-    where = f"in {count_calls(found)}; each head's slope is read"
-    if is_near(slopes, right):
-        where += ", and is that of ALiBi"
-    elif is_named_alibi(one.module) and not is_learned(one.module, slopes):
-        where += f"; ALiBi's are {format_slopes(right)}"
-    return Checked(what, where)
+    is_alibi = is_near(slopes, list_alibi_slopes(len(slopes)))
+    where = f"in {count_calls(found)}; each head's slope is read{', and is that of ALiBi' * is_alibi}"
+    return Checked(f"a bias falls with the distance of a key, {describe_range(slopes)}", where)
 
 
 def describe_both_sides(one: InnerCall) -> str:
@@ -75,19 +73,15 @@ def describe_both_sides(one: InnerCall) -> str:
     return f"{where}: the {favored} key has the largest, whatever the query"
 
 
-def is_named_alibi(module: nn.Module | None) -> bool:
-    """Return whether a module, or a part or a tensor of it, has ALiBi in its name, or holds tensors named slopes."""
-    if module is None:
-        return False
-    tensors = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
-    names = [type(module).__name__, *vars(module), *(name for name, _ in module.named_modules()), *tensors]
-    return any("alibi" in name.lower() or name.rpartition(".")[2] == "slopes" for name in names)
+def has_alibi_slopes(slopes: Tensor) -> bool:
+    """Return whether several slopes are those of ALiBi in any order."""
+    return len(slopes) > 1 and is_near(slopes.sort().values, list_alibi_slopes(len(slopes)).sort().values)
 
 
 def is_learned(module: nn.Module | None, slopes: Tensor) -> bool:
-    """Return whether a module has a parameter of slopes."""
-    own = [] if module is None else list(module.named_parameters())
-    return any(one.numel() == len(slopes) and ("slope" in name or "alibi" in name) for name, one in own)
+    """Return whether a parameter of a module holds these slopes."""
+    own = [] if module is None else [one.detach().flatten() for one in module.parameters() if one.numel() == len(slopes)]
+    return any(is_near(slopes, one.double().cpu().abs()) for one in own)
 
 
 def is_near(slopes: Tensor, others: Tensor) -> bool:

@@ -30,16 +30,19 @@ def read_slopes(one: InnerCall) -> Tensor | None:
     return slopes
 
 
-def has_linear_bias(one: InnerCall) -> bool:
-    """Return whether keys on both sides of a query are seen, and the bias of each head is linear in their positions."""
+def read_linear_slopes(one: InnerCall) -> Tensor | None:
+    """Return the step of each head's bias from key to key, (h,), if linear on both sides of a query, all seen; else None."""
     bias, (_, _, t, _) = one.call.bias, one.call.q.shape
     if bias is None or one.is_stored_as_weights or bias.shape[-1] != t or t < 3:
-        return False
+        return None
     seen, steps = read_seen(one), bias.double().diff(dim=-1)
     if seen is None or not bool(seen.all()) or not bool(steps.isfinite().all()):
-        return False
+        return None
     spread = (steps - steps[..., :1, :1]).abs().amax((-1, -2))
-    return bool((spread < NEAR * steps.abs().amax((-1, -2))).all())
+    if not bool((spread < NEAR * steps.abs().amax((-1, -2))).all()):
+        return None
+    slopes: Tensor = steps[..., 0, 0].reshape(-1, steps.shape[-3] if steps.dim() > 2 else 1)[0]
+    return slopes
 
 
 def list_alibi_slopes(heads: int) -> Tensor:

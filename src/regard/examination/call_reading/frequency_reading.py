@@ -4,11 +4,10 @@ They fall with the pair i of n as base ** (-i / n): Su et al. 2021, RoFormer, se
 """
 
 import math
-import re
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.examination.call_reading.inner_calls import InnerCall
 from regard.examination.call_reading.projection_source import read_source
@@ -23,15 +22,7 @@ MOST_PAIRS = 8  # of which they are compared: later powers of a number that was 
 MOST_FACTOR = 1e3  # from pair to pair
 ROUND = 1e-4  # relative difference of a base from a number of one digit
 OFF = 0.02  # of a stated base
-STATED = ("rope_theta", "rope_base", "rotary_base", "rotary_emb_base", "theta", "base")
-REVERSE = "nothing, if the layer is trained so from the start: weights that were trained with falling frequencies need those"
-EXPONENTS = (
-    "nothing, if positions are scaled; else angle = position * base ** (-2 i / d), d the columns of a head that are rotated"
-)
 TWICE = "nothing, if the layer is trained so from the start: weights that were trained with RoPE need 1 radian"
-SCALED = re.compile(
-    r"rope_(?:scaling|type|parameters)|scaling_factor|ntk|yarn|interpol"
-)  # attributes by which a base is another
 
 
 def read_frequencies(rotary: Rotary) -> Tensor | None:
@@ -94,54 +85,17 @@ def read_base(rotary: Rotary) -> float | None:
     return factor ** -len(angles) if bool(((angles - powers).abs() < STEADY).all()) else None
 
 
-def find_reverse_order(rotary: Rotary) -> tuple[float, float] | None:
-    """Return the least and the largest of frequencies that grow by a constant factor to 1, the reverse of right ones."""
-    angles = read_frequencies(rotary)
-    if angles is None or len(angles) < LEAST_PAIRS or abs(float(angles[-1]) - 1) > STEADY:
-        return None
-    reverse = rotary._replace(phasors=rotary.phasors.flip(1))
-    return None if read_base(reverse) is None else (float(angles[0]), float(angles[-1]))
-
-
-def find_stated_base(module: nn.Module | None) -> tuple[str, float] | None:
-    """Return the attribute of a module, or of a part of it, that states a base, and the base; None if positions are scaled."""
-    parts = [one for part in module.modules() for one in (part, getattr(part, "config", None))] if module is not None else []
-    own = {name: value for part in parts for name, value in list_settings(part)}
-    if any(SCALED.search(name) and value not in (0, 1, "default") for name, value in own.items()):
-        return None
-    stated = {name: own[name] for name in STATED if name in own}
-    return next(((name, float(value)) for name, value in stated.items() if isinstance(value, (int, float)) and value > 1), None)
-
-
-def list_settings(part: object) -> list[tuple[str, object]]:
-    """Return the attributes of an object and of its class that are numbers, texts or mappings, by name."""
-    every = {**vars(type(part)), **getattr(part, "__dict__", {})}
-    return [(name, value) for name, value in every.items() if isinstance(value, (int, float, str, dict)) and name[0] != "_"]
-
-
 def format_base(base: float) -> str:
     """Format a base."""
     return f"{base:,.0f}" if base >= 99.5 else f"{base:.3g}"
 
 
 def check_frequencies(calls: Sequence[InnerCall]) -> Unknown | None:
-    """Return what frequencies in the reverse order, or of another base than a module states, may be meant for; else None."""
+    """Return what frequencies twice those of RoPE may be meant for; else None."""
     for one in calls:
         rotary = read_source(one.call.q, one.q_source)
-        if rotary is None:
-            continue
-        where, reverse, base = one.name or "the layer", find_reverse_order(rotary), read_base(rotary)
-        if reverse is not None:
-            grow = "frequencies grow with the pair of columns, from {:.3g} to {:.3g}".format(*reverse)
-            return Unknown(f"whether it is intended that {grow}: in {where} they are those of RoPE in reverse order", REVERSE)
-        first = rotary.steps[0].angle().abs()
-        if base is not None and abs(float(first) - 2) < STEADY:
+        if rotary is not None and read_base(rotary) is not None and abs(float(rotary.steps[0].angle().abs()) - 2) < STEADY:
             sentence = "whether it is intended that the first pair of columns is rotated by 2 radians for each token"
-            return Unknown(
-                f"{sentence}: in {where} all frequencies are twice those of RoPE, as where it is applied twice", TWICE
-            )
-        stated = find_stated_base(one.module)
-        if base is not None and stated is not None and abs(base / stated[1] - 1) > OFF:
-            sentence = f"whether the base of rotary positions is meant to be {format_base(base)}"
-            return Unknown(f"{sentence}: in {where} {stated[0]} states {format_base(stated[1])}", EXPONENTS)
+            where = f"in {one.name or 'the layer'} all frequencies are twice those of RoPE, as where it is applied twice"
+            return Unknown(f"{sentence}: {where}", TWICE)
     return None

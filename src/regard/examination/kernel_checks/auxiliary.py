@@ -1,7 +1,8 @@
 """Check what a kernel returns beside the context: log-sum-exp, largest scores, weights, and monitors of entropy and sinks."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -23,8 +24,21 @@ WORDS = {
     "sink": "weight on the first key",
 }
 MONITORS = ("entropy", "sink")  # which may also be means over the queries, (b, h), or over sequences too, (h,)
-ENTROPY = "Return torch.special.entr(weights).sum(-1), of each head's weights: a weight of 0 adds 0."
-SINK = "Return weights[..., 0], of each head's weights."
+CURES = {
+    "lse2": 'Return (max + log(sum)) / ln 2 of the scaled and masked scores, (b, h, q); or pass outputs=("lse",) for base e.',
+    "lse": 'Return max + log(sum) of the scaled and masked scores, (b, h, q); or pass outputs=("lse2",) for base 2.',
+    "max": "Return the maximum of the scaled and masked scores, (b, h, q).",
+    "weights": "Return softmax(scores) over the keys, of each head and after the mask, (b, h, q, k): exp(s - lse).",
+    "entropy": "Return torch.special.entr(weights).sum(-1), of each head's weights: a weight of 0 adds 0.",
+    "sink": "Return weights[..., 0], of each head's weights.",
+}
+IN_BASE_2 = "it is in base 2: 1.4427 times that in base e"
+BASES = {  # what a logarithm of the other base is multiplied by
+    "lse2": ("it is in base e: 0.6931 times that in base 2", LN2),
+    "lse": (IN_BASE_2, 1 / LN2),
+    "max": (IN_BASE_2, 1 / LN2),
+    "entropy": ("it is in bits: 1.4427 times that in nats", 1 / LN2),
+}
 PATTERNS = {
     "entropy": ("entropy",),
     "sink": ("sink",),
@@ -39,14 +53,6 @@ class Auxiliary(NamedTuple):
     """A tensor that a kernel returns beside the context, and its role: a key of WORDS, "" if that is not known."""
 
     role: str
-    tensor: Tensor
-
-
-class WrongAuxiliary(NamedTuple):
-    """What a mistake gives, in words, with the cure."""
-
-    does: str
-    cure: str
     tensor: Tensor
 
 
@@ -95,12 +101,12 @@ def check_auxiliary(given: Auxiliary, exact: AttentionFormula, plain: AttentionF
             return role
     for role in roles:
         wrong = name_mistake(given.tensor, role, exact)
-        near = "" if wrong is None or given.role else find_nearest_role(given.tensor, roles, exact)
+        near = "" if not wrong or given.role else find_nearest_role(given.tensor, roles, exact)
         if near not in ("", role):  # nobody said that it is another one
             given = given._replace(role=near)
             break
-        if wrong is not None:
-            return Finding(f"wrong {WORDS[role]}", f"with {where} {wrong.does}", wrong.cure, 1.5, f"auxiliary {role}")
+        if wrong:
+            return Finding(f"wrong {WORDS[role]}", f"with {where} {wrong}", CURES[role], 1.5, f"auxiliary {role}")
     if not given.role:
         return None
     expected = take_mean(compute_role(given.role, exact), given.tensor, given.role)
@@ -111,10 +117,7 @@ def check_auxiliary(given: Auxiliary, exact: AttentionFormula, plain: AttentionF
         nan = int(found[rows].isnan().sum())
         does = f"is NaN {nan} times" if nan else f"differs by {measure_error(found[rows], expected[rows]):.2g} from the formula"
         sentence = f"with {where} it {does}"
-    cure = f"Return the {WORDS[given.role]} of the scaled and masked scores, (b, h, q{', k' * (given.role == 'weights')})."
-    if given.role == "entropy":
-        cure = ENTROPY
-    return Finding(f"wrong {WORDS[given.role]}", sentence, cure, 1.4, f"auxiliary {given.role}")
+    return Finding(f"wrong {WORDS[given.role]}", sentence, CURES[given.role], 1.4, f"auxiliary {given.role}")
 
 
 def compute_role(role: str, formula: AttentionFormula) -> Tensor:
@@ -159,21 +162,18 @@ def is_right(found: Tensor, expected: Tensor, plain: Tensor, largest: float) -> 
     return not bool(found.isnan().any()) and measure_error(found, expected) <= get_allowed_error(expected, plain, largest)
 
 
-def name_mistake(x: Tensor, role: str, exact: AttentionFormula) -> WrongAuxiliary | None:
-    """Return the known mistake that gives a tensor, None if there is none."""
+def name_mistake(x: Tensor, role: str, exact: AttentionFormula) -> str:
+    """Return the known mistake that gives a tensor, in words; "" if there is none."""
     limit = measure_role_error(x, role, exact)  # a mistake that changes nothing here explains nothing
-    lists = {"weights": list_weight_mistakes, "entropy": list_entropy_mistakes, "sink": list_sink_mistakes}
-    for wrong in lists[role](exact) if role in lists else list_row_mistakes(role, exact):
-        expected = take_mean(wrong.tensor, x, role)
-        found = arrange_rows(x, expected)
-        known = expected.isfinite()
+    for does, rows in list_mistakes(role, exact):
+        expected = take_mean(rows, x, role)
+        found, known = arrange_rows(x, expected), expected.isfinite()
         if found is None or not known.any() or bool(found[known].isnan().any()):
             continue
-        if limit <= measure_error(found, expected):
-            continue
-        if measure_error(found, expected) < NEAR * max(float(expected[known].abs().max()), 1e-3):
-            return wrong
-    return None
+        error = measure_error(found, expected)
+        if error < limit and error < NEAR * max(float(expected[known].abs().max()), 1e-3):
+            return does
+    return ""
 
 
 def measure_role_error(x: Tensor, role: str, exact: AttentionFormula) -> float:
@@ -192,87 +192,63 @@ def find_nearest_role(x: Tensor, roles: Sequence[str], exact: AttentionFormula) 
     return best if known.numel() and errors[best] < NEAR * max(float(known.abs().max()), 1e-3) else ""
 
 
-def list_row_mistakes(role: str, exact: AttentionFormula) -> Iterator[WrongAuxiliary]:
+def list_mistakes(role: str, exact: AttentionFormula) -> Iterator[tuple[str, Tensor]]:
+    """Yield what mistakes give for a role, in words and numbers: those of any role, and then those of its own."""
+    right = compute_role(role, exact)
+    yield "it is that of scores that are not scaled", compute_role(role, replace(exact, scale=1.0))
+    yield "it includes hidden keys", compute_role(role, replace(exact, seen=torch.ones_like(exact.seen)))
+    if role in BASES:
+        does, factor = BASES[role]
+        yield does, right * factor
+    yield "its sign is turned", -right
+    yield from LISTS[role](exact)
+    for other in WORDS.keys() - {role}:
+        yield f"it is the {WORDS[other]}, not the {WORDS[role]}", compute_role(other, exact)
+
+
+def list_sum_mistakes(exact: AttentionFormula) -> Iterator[tuple[str, Tensor]]:
     """Yield what mistakes give for the log-sum-exp or the largest score, (b, h, q)."""
     most, lse = exact.masked.amax(-1), exact.logsumexp
-    raw, hidden = exact.raw.masked_fill(~exact.seen, -torch.inf), exact.scaled
-    again = f"Multiply the scores by {exact.scale:.4g} before it is taken."
-    mask = "Hide keys with -inf before it is taken."
-    if role == "max":
-        yield WrongAuxiliary("the largest score is that of scores that are not scaled", again, raw.amax(-1))
-        yield WrongAuxiliary("the largest score is multiplied by log2(e)", "Divide it by log2(e) = 1.4427.", most / LN2)
-        yield WrongAuxiliary("the largest score includes hidden keys", mask, hidden.amax(-1))
-        yield WrongAuxiliary("it is the log-sum-exp, not the largest score", "Return the maximum.", lse)
-        return
-    if role == "lse":
-        base = 'Multiply it by ln 2 = 0.6931; or pass outputs=("lse2",), if base 2 is intended.'
-        yield WrongAuxiliary("the log-sum-exp is in base 2: 1.4427 times that in base e", base, lse / LN2)
-    else:
-        base = 'Divide it by ln 2 = 0.6931; or pass outputs=("lse",), if base e is intended.'
-        yield WrongAuxiliary("the log-sum-exp is in base e: 0.6931 times that in base 2", base, lse)
-    add = "Return max + log(sum)."
-    yield WrongAuxiliary("the log-sum-exp is that of scores that are not scaled", again, raw.logsumexp(-1))
-    yield WrongAuxiliary("the log-sum-exp includes hidden keys", mask, hidden.logsumexp(-1))
-    yield WrongAuxiliary("the largest score is not added: it is log(Σ exp(s - max))", add, lse - most)
-    mixed = "the largest score is in base e and the logarithm of the sum in base 2"
-    yield WrongAuxiliary(mixed, "Use one base in both: max + log(sum).", most + (lse - most) / LN2)
-    yield WrongAuxiliary("it is the sum of exponentials, not its logarithm", add, (lse - most).exp())
-    yield WrongAuxiliary("it is the sum of exponentials, not its logarithm", add, lse.exp())
-    yield WrongAuxiliary("its sign is turned", "Return max + log(sum), not its negative.", -lse)
-    yield WrongAuxiliary("it is the largest score, not the log-sum-exp", add, most)
+    yield "the largest score is not added: it is log(Σ exp(s - max))", lse - most
+    yield "the largest score is in base e and the logarithm of the sum in base 2", most + (lse - most) / LN2
+    yield "it is the sum of exponentials, not its logarithm", (lse - most).exp()
+    yield "it is the sum of exponentials, not its logarithm", lse.exp()
 
 
-def list_weight_mistakes(exact: AttentionFormula) -> Iterator[WrongAuxiliary]:
+def list_weight_mistakes(exact: AttentionFormula) -> Iterator[tuple[str, Tensor]]:
     """Yield what mistakes give for weights, (b, h, q, k)."""
-    softmax = "Return softmax(scores) over the keys, after the mask: exp(s - lse)."
+    yield "the weights are scores before the softmax", exact.scaled
     numbers = (exact.masked - exact.masked.amax(-1, keepdim=True)).exp()
-    yield WrongAuxiliary("the weights are scores before the softmax", softmax, exact.scaled)
-    yield WrongAuxiliary("the weights are exponentials that are not divided by their sum", softmax, numbers)
-    yield WrongAuxiliary("the weights include hidden keys", softmax, exact.scaled.softmax(-1))
-    raw = exact.raw.masked_fill(~exact.seen, -torch.inf)
-    yield WrongAuxiliary("the weights are those of scores that are not scaled", softmax, raw.softmax(-1))
-    yield WrongAuxiliary(
-        "the weights are those of exp2 and a natural log-sum-exp", softmax, 2 ** (exact.masked - exact.logsumexp[..., None])
-    )
-    yield WrongAuxiliary(
-        "the weights are the mean of all heads", "Return the weights of each head, (b, h, q, k).", exact.weights.mean(1)
-    )
+    yield "the weights are exponentials that are not divided by their sum", numbers
+    yield "the weights are those of exp2 and a natural log-sum-exp", 2 ** (exact.masked - exact.logsumexp[..., None])
+    yield "the weights are the mean of all heads", exact.weights.mean(1)
 
 
-def list_entropy_mistakes(exact: AttentionFormula) -> Iterator[WrongAuxiliary]:
+def list_entropy_mistakes(exact: AttentionFormula) -> Iterator[tuple[str, Tensor]]:
     """Yield what mistakes give for the entropy in nats, (b, h, q)."""
-    weights, line = exact.weights, ENTROPY
-    entropy = torch.special.entr(weights).sum(-1)
-    raw = exact.raw.masked_fill(~exact.seen, -torch.inf).masked_fill(exact.blind, 0).softmax(-1) * exact.seen
-    yield WrongAuxiliary("the entropy is in bits: 1.4427 times that in nats", "Multiply it by ln 2 = 0.6931.", entropy / LN2)
-    yield WrongAuxiliary("its sign is turned", line, -entropy)
-    yield WrongAuxiliary(
-        "it is divided by the logarithm of the number of keys", line, entropy / math.log(max(exact.k.shape[2], 2))
-    )
-    yield WrongAuxiliary("it is divided by the number of keys", line, entropy / exact.k.shape[2])
-    yield WrongAuxiliary("the entropy includes hidden keys", line, torch.special.entr(exact.scaled.softmax(-1)).sum(-1))
-    yield WrongAuxiliary("the entropy is that of scores that are not scaled", line, torch.special.entr(raw).sum(-1))
-    mean = torch.special.entr(weights.mean(1, keepdim=True)).sum(-1).expand_as(entropy)
-    yield WrongAuxiliary("it is the entropy of the mean of all heads", line, mean)
+    entropy, keys = compute_role("entropy", exact), exact.k.shape[2]
+    yield "it is divided by the logarithm of the number of keys", entropy / math.log(max(keys, 2))
+    mean = torch.special.entr(exact.weights.mean(1, keepdim=True)).sum(-1)
+    yield "it is the entropy of the mean of all heads", mean.expand_as(entropy)
     for eps in (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8):
-        added = -(weights * (weights + eps).log()).sum(-1)
-        yield WrongAuxiliary(f"{eps:g} is added to the weights before the logarithm", line, added)
-    yield WrongAuxiliary("it is the exponential of the entropy", line, entropy.exp())
+        added = -(exact.weights * (exact.weights + eps).log()).sum(-1)
+        yield f"{eps:g} is added to the weights before the logarithm", added
 
 
-def list_sink_mistakes(exact: AttentionFormula) -> Iterator[WrongAuxiliary]:
+def list_sink_mistakes(exact: AttentionFormula) -> Iterator[tuple[str, Tensor]]:
     """Yield what mistakes give for the weight on the first key, (b, h, q)."""
-    weights, line = exact.weights, SINK
-    raw = exact.raw.masked_fill(~exact.seen, -torch.inf).masked_fill(exact.blind, 0).softmax(-1) * exact.seen
-    yield WrongAuxiliary("it is the weight on the last key", line, weights[..., -1])
-    yield WrongAuxiliary("it is the weight on the second key", line, weights[..., min(1, weights.shape[-1] - 1)])
-    yield WrongAuxiliary("it is the largest weight of each row", line, weights.amax(-1))
-    yield WrongAuxiliary("it is the score of the first key, before the softmax", line, exact.scaled[..., 0])
-    yield WrongAuxiliary("the weights include hidden keys", line, exact.scaled.softmax(-1)[..., 0])
-    yield WrongAuxiliary("the weights are those of scores that are not scaled", line, raw[..., 0])
-    yield WrongAuxiliary("it is the mean of all heads", line, weights.mean(1, keepdim=True).expand_as(weights)[..., 0])
+    weights = exact.weights
+    yield "it is the weight on the last key", weights[..., -1]
+    yield "it is the largest weight of each row", weights.amax(-1)
+    yield "it is the score of the first key, before the softmax", exact.scaled[..., 0]
+    yield "it is the mean of all heads", weights[..., 0].mean(1, keepdim=True).expand(weights.shape[:-1])
     if exact.q.shape[2] == exact.k.shape[2]:
-        own = "it is the weight on the query's own key"
-        yield WrongAuxiliary(own, line, weights.diagonal(dim1=-2, dim2=-1))
-        given = weights[..., :1, :].transpose(-2, -1).squeeze(-1)
-        yield WrongAuxiliary("it is the weight of the first query on each key: rows and columns are exchanged", line, given)
+        yield "it is the weight of the first query on each key: rows and columns are exchanged", weights[..., 0, :]
+
+
+LISTS: dict[str, Callable[[AttentionFormula], Iterator[tuple[str, Tensor]]]] = {
+    **dict.fromkeys(("lse2", "lse", "max"), list_sum_mistakes),
+    "weights": list_weight_mistakes,
+    "entropy": list_entropy_mistakes,
+    "sink": list_sink_mistakes,
+}

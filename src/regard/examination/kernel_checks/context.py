@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regard.examination.identify.mistakes import MASKS, NORMS, describe_mixed_heads
 from regard.examination.kernel_checks.formula import AttentionFormula, measure_error
+from regard.mechanism.heads import share
 
 NEAR = 3e-3  # of the largest number: how closely a variant fits in the precision of any kernel
 CLOSER = 0.2  # times the distance from the right context: as near as a mistake has to be that is named
@@ -62,7 +63,7 @@ def list_wrong_contexts(exact: AttentionFormula, other: Tensor | None) -> Iterat
         yield WrongContext("wrong roles", "queries and keys are exchanged", ROLES, replace(exact, q=k, k=exact.q).context)
     numbers = (exact.masked - exact.masked.amax(-1, keepdim=True)).exp()
     cure = "Divide by the sum of each row after the last block."
-    yield WrongContext("not normalised", NORMS["exp less its maximum"], cure, numbers @ repeat_in_place(v, len(exact.q[0])))
+    yield WrongContext("not normalised", NORMS["exp less its maximum"], cure, numbers @ share(v, len(exact.q[0])))
 
 
 def list_wrong_rows(exact: AttentionFormula) -> Iterator[WrongContext]:
@@ -70,7 +71,7 @@ def list_wrong_rows(exact: AttentionFormula) -> Iterator[WrongContext]:
     if exact.blind.any():
         for does, row in (
             ("NaN", torch.nan),
-            ("the mean of all values", repeat_in_place(exact.v, len(exact.q[0])).mean(-2, True)),
+            ("the mean of all values", share(exact.v, len(exact.q[0])).mean(-2, True)),
         ):
             context = torch.where(exact.blind, row, exact.context)
             yield WrongContext("blind row", f"the context of a row that sees nothing is {does}, not 0", EMPTY, context)
@@ -121,7 +122,7 @@ def list_wrong_masks(exact: AttentionFormula, other: Tensor | None) -> Iterator[
         ):
             yield WrongContext(*MASKS[name], replace(exact, seen=seen).context)
         scores = exact.scaled * exact.seen
-        yield WrongContext(*MASKS["zero"], scores.softmax(-1) @ repeat_in_place(exact.v, len(exact.q[0])))
+        yield WrongContext(*MASKS["zero"], scores.softmax(-1) @ share(exact.v, len(exact.q[0])))
 
 
 def list_wrong_blocks(exact: AttentionFormula) -> Iterator[WrongContext]:
@@ -138,8 +139,3 @@ def list_wrong_blocks(exact: AttentionFormula) -> Iterator[WrongContext]:
             does = f"{block - rest} keys of zeros that fill up a block of {block} have weight"
             filled = replace(exact, k=k, v=v, seen=F.pad(exact.seen, (0, block - rest), value=True))
             yield WrongContext("not normalised", does, BOUND, filled.context)
-
-
-def repeat_in_place(x: Tensor, heads: int) -> Tensor:
-    """Return heads of keys or values (b, g, k, e), each repeated beside itself, (b, h, k, e)."""
-    return x.repeat_interleave(heads // x.shape[1], 1)

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from regard.examination.case import Case
 from regard.examination.identify import match
 from regard.examination.layer_rules import LayerRules
-from regard.examination.probe_runner import collect_probe_results
-from regard.examination.probes import future, heads, pattern, roles, scale, weights
+from regard.examination.probe_runner import READ, prefix_result, run_named_probes
 from regard.examination.report import Checked, Finding, Unknown
 from regard.examination.subject.adapters import SubjectAdapter
 from regard.examination.subject.attention_output import list_parts
@@ -22,7 +21,6 @@ from regard.mechanism import Mask
 WEIGHTS = 2**21  # numbers of a layer at most: each is read in float64, in many layouts
 TRIED = 3  # layers whose formula is read, each of another kind
 MEASURED = 16  # layers in which who sees whom is measured
-READ = (("weights", weights.check_case), ("scale", scale.check_case), ("heads", heads.check_case), ("roles", roles.check_case))
 
 
 class ReplayedLayers(NamedTuple):
@@ -39,14 +37,13 @@ def examine_layers(
 
     A layer whose outputs no known formula gives has no results: rotary positions, norms and biases are seen in its calls.
     """
-    wanted = {name: module.get_submodule(name) for name in names if name}
-    small = {name: part for name, part in wanted.items() if sum(one.numel() for one in part.parameters()) <= WEIGHTS}
+    small = select_small_parts(module, names)
     replayed = ReplayedLayers([], set())
     for given in list(choose_kinds(record_parts(module, run, small)))[:TRIED]:
         case = make_case(given, rules.get_rule(given.name), stated)
         if case is None or not is_identified(case):
             continue
-        read = [one for name, look in READ for one in collect_probe_results(case, name, look)]
+        read = list(run_named_probes(case, READ))
         if not any(isinstance(one, Unknown) and one.is_required for one in read):  # as with a single token
             replayed.names.update(name for name, part in small.items() if get_kind(part) == get_kind(given.part))
         replayed.results.extend(named for one in read if not isinstance(named := add_layer(one, given.name), Unknown))
@@ -57,24 +54,26 @@ def examine_masks(
     module: nn.Module, run: Callable[[], object], names: Iterable[str], rules: LayerRules
 ) -> dict[str, list[Finding | Checked | Unknown]]:
     """Return who sees whom in the layers of these names, as measured in their own calls, of those that can be called."""
-    wanted = {name: module.get_submodule(name) for name in names if name}
-    small = {name: part for name, part in wanted.items() if sum(one.numel() for one in part.parameters()) <= WEIGHTS}
     measured: dict[str, list[Finding | Checked | Unknown]] = {}
-    for given in record_parts(module, run, small)[:MEASURED]:
+    for given in record_parts(module, run, select_small_parts(module, names))[:MEASURED]:
         case = make_case(given, rules.get_rule(given.name), None)
         if case is not None:
             case = Case(case.subject, case.expects, case.shapes)  # without a search for its formula
-            probes = (("future", future.check_case), ("pattern", pattern.check_case))
-            results = [one for name, look in probes for one in collect_probe_results(case, name, look)]
-            measured[given.name] = [add_layer(one, given.name) for one in results]
-    return {name: results for name, results in measured.items() if any(not isinstance(one, Unknown) for one in results)}
+            results = [add_layer(one, given.name) for one in run_named_probes(case, ("future", "pattern"))]
+            measured |= {given.name: results} if any(not isinstance(one, Unknown) for one in results) else {}
+    return measured
+
+
+def select_small_parts(module: nn.Module, names: Iterable[str]) -> dict[str, nn.Module]:
+    """Return the parts of these names whose weights are few enough to be read."""
+    parts = {name: module.get_submodule(name) for name in names if name}
+    return {name: part for name, part in parts.items() if sum(one.numel() for one in part.parameters()) <= WEIGHTS}
 
 
 def add_layer(one: Finding | Checked | Unknown, name: str) -> Finding | Checked | Unknown:
     """Return a result with the name of its layer."""
-    if isinstance(one, Finding):
-        return replace(one, evidence=f"{name}: {one.evidence}", layer=name)
-    return replace(one, what=f"in {name} {one.what}")
+    named = prefix_result(one, name)
+    return replace(named, layer=name) if isinstance(named, Finding) else named
 
 
 def record_parts(module: nn.Module, run: Callable[[], object], wanted: dict[str, nn.Module]) -> list[PartCall]:
