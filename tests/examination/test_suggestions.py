@@ -6,7 +6,7 @@ from torch import nn
 from examination.test_conclusive import C, Heads
 from regard import Causal
 from regard.examination import examine
-from regard.examination.suggestions import suggest_part
+from regard.examination.probe_runner import suggest_part
 
 
 class NeedsMore(Heads):

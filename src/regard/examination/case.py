@@ -1,22 +1,24 @@
 """A subject, its expectation, its inputs and its measurements: the argument of every probe."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from regard.examination import dependency, mask_requirements
+from regard.examination.call_reading.function_calls import MixingFunction, find_mixing_function
 from regard.examination.call_reading.inner_calls import NOTHING, InnerCall, RecordedCalls, record_inner_calls
-from regard.examination.call_reading.mixing_functions import MixingFunction, find_mixing_function
 from regard.examination.dependency import Dependency
 from regard.examination.identify.value_reading import read_weights_by_values
 from regard.examination.subject.adapters import ShapeChangedError, SubjectAdapter, SubjectError
 from regard.examination.subject.attention_output import AttentionOutput
-from regard.examination.subject.dtype_constants import keep_eps
 from regard.examination.subject.inputs import InputShapes, format_shapes
 from regard.examination.subject.restore_state import preserve_random_states, seed_generators
 from regard.mechanism import Mask
@@ -92,11 +94,6 @@ class Case:
             table = self.expects.table(q, k, self.offset)
             self._mask_tables[q, k] = table[(None,) * (4 - table.dim())]
         return self._mask_tables[q, k]
-
-    def resize(self, t: int) -> "Case":
-        """Return the case with another usual number of tokens."""
-        shapes = replace(self.shapes, tokens=t)
-        return Case(self.subject, self.expects, shapes, self.scale, self.offset, self._identify)
 
     def make_subcase(self, subject: SubjectAdapter, shapes: InputShapes) -> "Case":
         """Return the case of a part of the subject, with the same expectation."""
@@ -291,3 +288,36 @@ def copy_module_as_double(module: nn.Module) -> nn.Module | None:
         return copied
     except Exception:  # some objects that a module holds cannot be copied
         return None
+
+
+class RMSNormEps(TorchFunctionMode):
+    """A torch function mode in which rms_norm without eps takes that of a dtype."""
+
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = dict(kwargs or {})
+        if getattr(func, "__name__", "") == "rms_norm" and len(args) < 4 and given.get("eps") is None:
+            given["eps"] = self.eps
+        return func(*args, **given)
+
+
+@contextmanager
+def use_constants_of(dtype: torch.dtype) -> Iterator[None]:
+    """Let torch.finfo(torch.float64), and norms without an eps, take the numbers of another dtype in the context."""
+    plain = torch.finfo
+
+    def find_limits(asked: torch.dtype | None = None) -> torch.finfo:
+        return plain(dtype if asked in (None, torch.float64) else asked)
+
+    with mock.patch.object(torch, "finfo", find_limits), RMSNormEps(plain(dtype).eps):
+        yield
+
+
+def keep_eps(module: nn.Module, dtype: torch.dtype) -> None:
+    """Set the eps of norms that take it from their dtype to that of `dtype`."""
+    for part in module.modules():
+        if "eps" in vars(part) and part.eps is None:
+            part.eps = torch.finfo(dtype).eps

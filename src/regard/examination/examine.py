@@ -22,6 +22,7 @@ from regard.examination.subject import inputs, stateful_calls, zero_weights
 from regard.examination.subject.adapters import (
     SubjectAdapter,
     find_held_module,
+    find_module,
     get_subject_name,
     get_uncompiled,
     iterate_adapters,
@@ -179,11 +180,6 @@ def check_argument_roles(subject: Any, chosen: SubjectAdapter, case: Case) -> It
         return
     (x,) = case.make_usual_inputs(41)
     yield from source_checks.check_sources(chosen.module, subject, source_checks.list_sequences(names, x))
-
-
-def find_module(subject: object) -> nn.Module | None:
-    """Return the module that a subject is or calls; None if it has none."""
-    return find_held_module(get_uncompiled(subject)) if callable(subject) and not isinstance(subject, type) else None
 
 
 def is_call_sample(subject: object, sample: object) -> bool:

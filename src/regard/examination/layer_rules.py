@@ -4,13 +4,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from torch import Tensor
-
 from regard.errors import ConfigError
 from regard.examination import mask_requirements
 from regard.mechanism import Mask
 from regard.mechanism.arguments import describe_value
-from regard.mechanism.mask_algebra import Offset, check_mask
+from regard.mechanism.mask_algebra import check_mask
 
 Expectation = Mask | Mapping[str, Mask]
 ALL = "*"
@@ -54,10 +52,6 @@ class LayerRules:
             if fnmatchcase(name, pattern):
                 return rule
         raise ConfigError(f"no pattern of expects matches the attention layer {name!r}. Add one, or the pattern {ALL!r}.")
-
-    def get_table(self, name: str, b: int, t: int, offset: Offset) -> Tensor:
-        """Return who may see whom in a layer, bool (b, t, t), in any head."""
-        return mask_requirements.expand_mask(self.get_rule(name), b, t, t, offset)
 
     def check_names(self, names: Iterable[str]) -> None:
         """Raise ConfigError if a layer has no rule, or if a pattern is the first match of no layer."""

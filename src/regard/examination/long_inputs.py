@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from regard.examination import dependency, evidence, mask_requirements
-from regard.examination.call_reading import log_scale
+from regard.examination.call_checks import scale_checks
 from regard.examination.case import Case
-from regard.examination.identify.formula import format_formula
 from regard.examination.identify.match import CLOSE, LOOSE, Match
+from regard.examination.identify.mistakes import format_formula
 from regard.examination.identify.trial import Trial, make_function_trial, make_target, make_trial
 from regard.examination.identify.variants import compute_context, find_blind_queries
 from regard.examination.report import Finding, Unknown
@@ -116,7 +116,7 @@ def find_formula_difference(long: LongInputs, match: Match, lengths: list[int], 
     few = case.shapes.tokens - case.shapes.gap
     factors = find_position_factors(trial, lambda one: compute_differences(one, match), few, close)
     if factors is not None:
-        base = log_scale.find_log_base(factors)
+        base = scale_checks.find_log_base(factors)
         at_far = "" if base is None else f", with queries times log n / log {base:.4g} for positions n > {base:.4g}"
         return f", outputs within {close:.0e} of the formula{at_far}" if at_far else report_factors(factors)
     sentence = f"from {format_formula(match)}, which holds for {case.shapes.tokens} tokens"

@@ -4,15 +4,22 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
-from regard.examination import evidence, suggestions
+from torch import nn
+
+from regard.examination import evidence
 from regard.examination.call_checks.head_checks import mixes_tokens
 from regard.examination.case import Case
+from regard.examination.identify import match
 from regard.examination.probes import PROBES, Probe, blind, pattern
 from regard.examination.progress import ExaminationProgress
 from regard.examination.report import UNUSED_HEADS, Checked, Finding, Report, Unknown, Visibility
-from regard.examination.subject.adapters import SubjectError
+from regard.examination.subject import inputs
+from regard.examination.subject.adapters import SubjectError, format_module_path, iterate_adapters
 from regard.examination.subject.inputs import get_first_line
+from regard.examination.subject.restore_state import preserve_state
 from regard.examination.whole_models import inner_attention
+from regard.mechanism import Mask
+from regard.mechanism.mask_algebra import Offset
 
 EACH = 3  # findings of one cause
 NAMED = 2.0  # the strength of findings by the identified formula
@@ -21,6 +28,9 @@ READ = ("weights", "scale", "heads", "roles")  # the probes of how scores become
 MIXING = ("split", "merge", "share", "axis", "norm")  # fields whose deviations pass on tokens that the mask hides
 OR_MIXED = "If the mask is correct: heads joined without a transpose, or a softmax over another axis, leak tokens too."
 FOLLOWING = ("future leak", "wrong mask", "inverted mask", "padding leak", "batch leak")
+TRIED_PARTS = 2  # parts
+MOST_WEIGHTS = 2**22  # numbers of a part that is tried, at most
+IN_A_FUNCTION = "a layer in a function that passes all that it needs: examine(lambda x: layer(x, ...), sample=x)"
 
 
 def run_probes(case: Case, progress: ExaminationProgress | None = None) -> Report:
@@ -48,7 +58,7 @@ def run_probes(case: Case, progress: ExaminationProgress | None = None) -> Repor
     missing = [one for one in results if isinstance(one, Unknown)]
     hint = ""
     if any(one.needs == evidence.ALONE for one in missing):
-        hint = suggestions.suggest_part(case.subject.module, [name], case.expects, case.offset, "layer")
+        hint = suggest_part(case.subject.module, [name], case.expects, case.offset, "layer")
     unknown = tuple(dict.fromkeys(add_part_hint(one, hint) for one in missing))
     return Report(
         case.subject.name, str(case.expects), findings, checked, unknown, list_notes(case, inside), make_visibility(case)
@@ -169,3 +179,28 @@ def make_visibility(case: Case) -> Visibility | None:
     wrong = ((expected != found) & case.measured_dependency.measured_rows.unsqueeze(-1)).any(-1).any(-1)
     b = int(wrong.int().argmax())
     return Visibility(expected[b], found[b], case.measured_dependency.within_sequence[b], evidence.get_token_words(case))
+
+
+def suggest_part(module: nn.Module | None, names: Iterable[str], expects: Mask, offset: Offset, owner: str) -> str:
+    """Return a call of examine on the first of these parts that shows its scale alone, "" if none of the first few does.
+
+    `owner` is the name of the module in the suggestion: `examine(model.blocks[0].attention)`.
+    """
+    for name in list(dict.fromkeys(name for name in names if name))[:TRIED_PARTS]:
+        if module is not None and shows_scale(module.get_submodule(name), expects, offset):
+            return f"examine({format_module_path(f'{owner}.{name}')})"
+    return ""
+
+
+def shows_scale(part: nn.Module, expects: Mask, offset: Offset) -> bool:
+    """Return whether a part can be called alone, and a formula or its calls give the scale."""
+    if not isinstance(offset, int) or sum(one.numel() for one in part.parameters()) > MOST_WEIGHTS:
+        return False
+    try:
+        ways = list(iterate_adapters(part, expects, offset))
+        with preserve_state(part):
+            chosen, shapes = inputs.find_working_inputs(ways, expects, None, offset)
+            case = Case(chosen, expects, shapes, None, offset, match.identify_formula)
+            return case.match is not None or (bool(case.inner_calls) and all(one.scale for one in case.inner_calls))
+    except Exception:  # whatever a user's layer raises
+        return False

@@ -5,10 +5,8 @@ import torch
 
 from examination.identify.cases import identify_subject, make_layer
 from examination.identify.layers import SINGLE, Plain, wrong
-from regard.examination.identify.deviations import list_choices
-from regard.examination.identify.formula import describe_evidence, format_formula
-from regard.examination.identify.mistakes import CAUSES, find_mistake
-from regard.examination.identify.variants import ProjectedInputs
+from regard.examination.identify.mistakes import CAUSES, describe_evidence, find_mistake, format_formula
+from regard.examination.identify.variants import ProjectedInputs, list_choices
 
 KINDS = {
     *("future leak", "wrong mask", "inverted mask", "wrong scale", "wrong axis"),

@@ -7,10 +7,9 @@ from examination import wrong_positions as wrong
 from examination.identify import cases
 from examination.right_plain import Alibi, LearnedBias, Positions, Rotary, Sinusoids
 from examination.subjects import Layer, hiding, later
-from regard import Everything, Window, attention
-from regard.examination.probes.order import check_case
+from regard import Everything, Window
+from regard.examination.probes.order import check_case, find_position_tensors
 from regard.examination.report import Checked, Finding, Unknown
-from regard.examination.subject.position_tensors import find_position_tensors
 
 
 def run_probe(subject, *args, **options):
@@ -72,24 +71,11 @@ def test_positions_that_are_held_and_enter_are_checked(make, name):
     assert one.sensitivity.endswith(f"there is {name}")
 
 
-def test_weights_that_show_tell_distance_from_place():
-    one, *_ = run_probe(make_seeded_model(wrong.Rotary))
-    assert isinstance(one, Checked)
-    assert one.what == "positions act by distance"
+def test_keys_that_alone_are_rotated_are_named():
+    assert not [one for one in run_probe(make_seeded_model(wrong.Rotary)) if isinstance(one, Finding)]
     (one,) = run_probe(make_seeded_model(wrong.RotaryOfKeys))
     assert isinstance(one, Finding)
-    assert "inv_freq acts by absolute position" in one.evidence
-
-
-@pytest.mark.slow
-def test_a_function_with_a_bias_by_distance_is_distinguished_from_one_by_place():
-    def make_function(bias):
-        return lambda q, k, v: attention(q, k, v, bias=bias(q.shape[-2], k.shape[-2]).to(q))
-
-    (one,) = run_probe(make_function(compute_bias_by_distance))
-    assert isinstance(one, Checked)
-    (one,) = run_probe(make_function(compute_bias_by_place))
-    assert isinstance(one, Unknown)
+    assert "only keys are rotated by their positions" in one.evidence
 
 
 @pytest.mark.parametrize(

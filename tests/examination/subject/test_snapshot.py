@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from regard.examination.subject.snapshot import take_snapshot
+from regard.examination.subject.restore_state import take_snapshot
 
 
 class Keeping(nn.Module):

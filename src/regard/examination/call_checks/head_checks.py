@@ -70,7 +70,7 @@ def find_mixed_heads(one: InnerCall) -> Finding | None:
     sources = {"q": q, "k": k} | ({} if one.v_source is None else {"v": one.v_source})
     viewed = "".join(letter for letter, source in sources.items() if source.is_viewed)
     if viewed:
-        wrong = describe_mixed_heads("split", viewed)
+        wrong = describe_mixed_heads(viewed)
         return one.report(wrong.kind, wrong.does, wrong.cure, 1.6, "heads")
     unlike = describe_other_order(sources)
     if unlike:
@@ -79,7 +79,7 @@ def find_mixed_heads(one: InnerCall) -> Finding | None:
         heads, groups = len(source.slices), len(set(source.slices))
         is_tiled = 1 < groups < heads == len(q.slices) and source.slices == source.slices[:groups] * (heads // groups)
         if is_tiled and source.slice_count:
-            wrong = describe_mixed_heads("share", "tiled")
+            wrong = describe_mixed_heads("tiled")
             does = wrong.does if letter == "k" else wrong.does.replace("key heads", "heads of values, not of keys,")
             return one.report(wrong.kind, does, wrong.cure, 1.6, "heads")
     crossed = find_crossed_heads(q, k)

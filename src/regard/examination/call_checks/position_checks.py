@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from regard.examination.call_checks import slope_checks
 from regard.examination.call_reading import frequency_reading, rotary_reading
+from regard.examination.call_reading.bias_reading import list_alibi_slopes, read_linear_slopes, read_slopes
 from regard.examination.call_reading.inner_calls import InnerCall
 from regard.examination.call_reading.projection_source import ProjectionSource, read_source
 from regard.examination.call_reading.rotary_reading import (
@@ -16,7 +16,7 @@ from regard.examination.call_reading.rotary_reading import (
     is_rotated_before_split,
     read_rotary,
 )
-from regard.examination.report import Checked, Finding, count_calls
+from regard.examination.report import Checked, Finding, Unknown, count_calls
 
 POSITIONS = "rotary positions"
 TURN = (
@@ -26,13 +26,24 @@ VALUES = "Rotate queries and keys only: outputs depend on absolute positions if 
 PLACES = "Rotate along the axis of tokens: after the transpose, q (b, h, t, d) times cos and sin (t, d); before it, (t, 1, d)."
 CROSSING = "the two columns of a pair lie in different heads, so that scores depend on absolute positions"
 SPLIT_FIRST = "Split first: q.view(b, t, heads, d).transpose(1, 2), and then rotate each head by angles (t, d / 2)."
+SLOPES_FALL = "a bias by distance"
+NEAR_SLOPES = 1e-3  # of a slope
+SHOWN = 6  # slopes
+NEARER = "Subtract more from farther keys: bias = -slope * (i - j) for query i and key j."
+SCALE_FIRST = "Scale first, and then add the bias: q @ k.transpose(-2, -1) / math.sqrt(d) + bias."
+BOTH_SIDES = "Take the absolute value: bias = -slope * (i - j).abs() for query i and key j."
+SLOPES = (
+    "Give head i of h the slope 2 ** (-8 (i + 1) / h), as published weights expect. A layer trained from scratch in its own "
+)
+SLOPES += "order works as well."
+MEANT = "nothing, if they are meant so: published weights expect those of ALiBi"
 
 
 def check_positions(calls: Sequence[InnerCall]) -> Finding | Checked | None:
     """Check how queries and keys are rotated, and a bias by distance; None if neither is there."""
     read: list[Rotary] = []
     for one in calls:
-        wrong = find_wrong_rotation(one) or slope_checks.find_wrong_slopes(one)
+        wrong = find_wrong_rotation(one) or find_wrong_slopes(one)
         if wrong is not None:
             sentence, cure = wrong
             return one.report("wrong positions", sentence, cure, 1.4, "positions")
@@ -116,3 +127,83 @@ def find_wrong_latent_rotation(one: InnerCall) -> str:
         return ""
     rotated, other = ("queries", "keys") if k is None else ("keys", "queries")
     return f"the last {n} columns of {rotated} are rotated by their positions, but those of {other}, which they meet, are not"
+
+
+def find_wrong_slopes(one: InnerCall) -> tuple[str, str] | None:
+    """Return what is wrong with a bias by distance in every head, and the cure; None if nothing is.
+
+    Slopes are compared with those of ALiBi where they are the same numbers, in another order or times the scale.
+    """
+    slopes = read_slopes(one)
+    if slopes is not None and bool((slopes < 0).all()):
+        return "the bias of every head grows with the distance of a key", NEARER
+    if slopes is None:
+        one_sided = read_linear_slopes(one)
+        is_alibi = one_sided is not None and has_alibi_slopes(one_sided.abs())
+        return (describe_both_sides(one), BOTH_SIDES) if is_alibi else None
+    right = list_alibi_slopes(len(slopes))
+    scale = one.call.q.shape[-1] ** -0.5 if one.call.scale is None else one.call.scale
+    if are_slopes_near(slopes, right) or are_slopes_learned(one.module, slopes):
+        return None
+    if abs(scale - 1) > NEAR_SLOPES and are_slopes_near(slopes, right * scale):
+        return f"the slopes of its heads are {scale:.4g} times those of ALiBi: the bias is added before the scale", SCALE_FIRST
+    does = f"the slopes of its heads are {format_slopes(slopes)}, those of ALiBi in another order: {format_slopes(right)}"
+    return (does, SLOPES) if has_alibi_slopes(slopes) else None
+
+
+def check_slopes(calls: Sequence[InnerCall]) -> Checked | Unknown | None:
+    """Check that a bias that is linear in the distance falls in every head; None if there is none."""
+    found = [(one, slopes) for one in calls if (slopes := read_slopes(one)) is not None]
+    for one, slopes in found:
+        growing = (slopes < 0).nonzero().flatten().tolist()
+        if growing:
+            heads = f"head{'s' * (len(growing) > 1)} {', '.join(map(str, growing))}"
+            sentence = f"whether the bias of {heads} is meant to grow with the distance of a key"
+            others = f"in {one.name or 'the layer'} that of the others falls: {describe_range(slopes)}"
+            return Unknown(f"{sentence}: {others}", "slopes of one sign, unless they are learned")
+    linear = next((one for one in calls if read_linear_slopes(one) is not None), None)
+    if linear is not None:
+        sentence = f"whether it is intended that in {linear.name or 'the layer'} {describe_both_sides(linear)}"
+        return Unknown(sentence, "nothing, if later keys are meant to have more or less weight than earlier ones")
+    if not found:
+        return None
+    one, slopes = found[0]
+    is_alibi = are_slopes_near(slopes, list_alibi_slopes(len(slopes)))
+    where = f"in {count_calls(found)}; each head's slope is read{', and is that of ALiBi' * is_alibi}"
+    return Checked(f"a bias falls with the distance of a key, {describe_range(slopes)}", where)
+
+
+def describe_both_sides(one: InnerCall) -> str:
+    """Describe a bias that is linear in the position of a key, on both sides of a query."""
+    assert one.call.bias is not None
+    favored = "last" if bool((one.call.bias[..., -1, -1] > one.call.bias[..., -1, 0]).all()) else "first"
+    where = "the bias of every head is linear in the position of a key, on both sides of a query"
+    return f"{where}: the {favored} key has the largest, whatever the query"
+
+
+def has_alibi_slopes(slopes: Tensor) -> bool:
+    """Return whether several slopes are those of ALiBi in any order."""
+    return len(slopes) > 1 and are_slopes_near(slopes.sort().values, list_alibi_slopes(len(slopes)).sort().values)
+
+
+def are_slopes_learned(module: nn.Module | None, slopes: Tensor) -> bool:
+    """Return whether a parameter of a module holds these slopes."""
+    own = [] if module is None else [one.detach().flatten() for one in module.parameters() if one.numel() == len(slopes)]
+    return any(are_slopes_near(slopes, one.double().cpu().abs()) for one in own)
+
+
+def are_slopes_near(slopes: Tensor, others: Tensor) -> bool:
+    """Return whether slopes are equal up to rounding."""
+    return bool(((slopes.cpu() - others).abs() <= NEAR_SLOPES * others.abs()).all())
+
+
+def format_slopes(slopes: Tensor) -> str:
+    """Format the first slopes, one for each head."""
+    shown = ", ".join(f"{slope:.3g}" for slope in slopes[:SHOWN].tolist())
+    return shown + ", ..." * (len(slopes) > SHOWN)
+
+
+def describe_range(slopes: Tensor) -> str:
+    """Describe the least and the largest slope."""
+    least, most = float(slopes.min()), float(slopes.max())
+    return f"slope {least:.3g}" if least == most else f"slopes from {least:.3g} to {most:.3g}"

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from regard.examination.call_reading.inner_calls import InnerCall
 from regard.examination.call_reading.projection_source import ProjectionSource
 from regard.examination.call_reading.rounding import is_near
+from regard.examination.identify.affine import is_norm
 from regard.examination.identify.mistakes import ROLE
 from regard.examination.report import Checked, Finding, Unknown, count_calls
 from regard.examination.subject.call_conventions import ROLE_NAMES, parse_qkv
-from regard.examination.subject.norm_modules import is_norm
 
 ROLES = "queries and keys come from their own projections"
 LEAVE = "Normalize queries and keys, and leave values as their projection makes them: q = q_norm(q), k = k_norm(k)."

@@ -1,7 +1,10 @@
 """Check the scale of recorded attention calls by the norms of queries and keys, so that rotations are seen through."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
 
 from regard.examination.call_reading.inner_calls import InnerCall
 from regard.examination.call_reading.projection_source import read_source
@@ -13,6 +16,12 @@ MOST_FACTOR = 1.5  # of YaRN on queries and keys: beyond, any number is one
 SCALE = "the scale of the scores"
 NEAR = "a factor that differs by 2 % would be detected"
 LINE = "scores = q @ k.transpose(-2, -1) / math.sqrt(k.shape[-1]), with k split into heads"
+VALUES = "the scale of values"
+NEAR_ONE = 1e-3  # of a factor
+OFTEN_MEANT = (0.5, 2.0)  # factors of a branch, even if √d is the same number
+SCORES_ALONE = "Multiply the scores alone by 1 / √d, before the softmax: context = weights @ v."
+MEANT_VALUES = "nothing, if it is intended: weights of other layers expect a context of weights @ v"
+LEAST_BASE = 1.9  # of logarithms: a larger factor has no 1 / √d
 
 
 def check_scale(calls: Sequence[InnerCall], stated: float | None, in_model: bool = False) -> Finding | Checked | Unknown | None:
@@ -29,7 +38,7 @@ def check_scale(calls: Sequence[InnerCall], stated: float | None, in_model: bool
         return check_cosines([factor for factor in cosines if factor is not None])
     if not scored:
         return Checked(f"{SCALE}: additive scores have none", f"in {count_calls(calls)}")
-    others = [one for one in scored if not is_near(get_scale(one), get_expected_scale(one, stated))]
+    others = [one for one in scored if not is_near(get_scale(one), stated or one.width**-0.5)]
     wrong = next((one for one in others if stated is not None or not is_stated(one)), None)
     if wrong is None:
         what = f"{SCALE}, {get_scale(scored[0]):.4g}"
@@ -87,7 +96,7 @@ def is_scaled_by_all_heads(one: InnerCall) -> bool:
 
 def is_stated(one: InnerCall) -> bool:
     """Return whether a scale that is no known mistake is what the module states, or what a scaled rotation makes of it."""
-    if is_passed_for_cosines(one) or is_learned(one):
+    if is_passed_for_cosines(one) or is_learned(one, get_scale(one) * one.width**0.5):
         return True
     if is_mistake(one):
         return False
@@ -99,12 +108,9 @@ def is_stated(one: InnerCall) -> bool:
     return one.stated is not None and (is_near(found, one.stated) or (rotated and is_near(own, one.stated)))
 
 
-def is_learned(one: InnerCall) -> bool:
-    """Return whether 1 / √d times a scale that a parameter of the module holds, one for all or for each head, is the scale."""
-    own = (
-        [] if one.module is None else [x for x in one.module.parameters(recurse=False) if x.numel() in (1, one.call.q.shape[1])]
-    )
-    factor = get_scale(one) * one.width**0.5
+def is_learned(one: InnerCall, factor: float) -> bool:
+    """Return whether a parameter of the module, one number for all or for each head, is this factor."""
+    own = [] if one.module is None else [x for x in one.module.parameters() if x.numel() in (1, one.call.q.shape[1])]
     return any(is_near(float(x.min()), factor) and is_near(float(x.max()), factor) for x in own)
 
 
@@ -136,11 +142,6 @@ def get_scale(one: InnerCall) -> float:
     return one.scale
 
 
-def get_expected_scale(one: InnerCall, stated: float | None) -> float:
-    """Return the stated scale, or else 1 / √d."""
-    return one.width**-0.5 if stated is None else stated
-
-
 def is_near(scale: float, expected: float) -> bool:
     """Return whether two scales are equal up to OFF."""
     return abs(scale - expected) <= OFF * abs(expected)
@@ -148,7 +149,7 @@ def is_near(scale: float, expected: float) -> bool:
 
 def report_scale(one: InnerCall, stated: float | None, may_be_intended: bool) -> Finding | Unknown:
     """Return the finding of another scale, or that it may be intended, as in some designs with norms or a bias."""
-    found, expected = get_scale(one), get_expected_scale(one, stated)
+    found, expected = get_scale(one), stated or one.width**-0.5
     meant = f"1 / √{one.width} =" if stated is None else "the stated"
     sentence = f"in {one.name or 'the layer'} the products of queries and keys are multiplied by {found:.4g}, not by {meant} "
     sentence += f"{expected:.4g}"
@@ -167,3 +168,86 @@ def has_norm(one: InnerCall) -> bool:
     """Return whether queries or keys come from a norm."""
     sources = (one.q_source, one.k_source) if one.absorbed is None else ()  # a latent's norm is none of queries and keys
     return any(source is not None and "norm" in source.name.lower() for source in sources)
+
+
+def check_values(calls: Sequence[InnerCall]) -> Finding | Unknown | None:
+    """Return that values or contexts are multiplied by a number: a mistake if it is one of scales, else possibly meant."""
+    unknown = None
+    for one in calls:
+        factors = read_factors(one)
+        factor = 1.0 if factors is None else factors[0] * factors[1]
+        if factors is None or math.isclose(factor, 1.0, rel_tol=NEAR_ONE):
+            continue
+        who = describe_product(*factors)
+        where, name = one.name or "the layer", next(iterate_names(one, factor), "")
+        if name and not is_learned(one, factor):
+            return one.report("wrong scale", f"{who} multiplied by {factor:.4g}, {name}", SCORES_ALONE, 1.4, "values")
+        what = f"whether it is intended that in {where} {who} multiplied by {factor:.4g}"
+        unknown = unknown or Unknown(what, MEANT_VALUES)
+    return unknown
+
+
+def read_factors(one: InnerCall) -> tuple[float, float] | None:
+    """Return the factors on the outputs of the projection of values and on the context; None if one is not known."""
+    v, output = one.v_source, one.output
+    is_known = v is not None and bool(v.slices) and not v.is_ambiguous and not v.is_joined
+    if v is None or not is_known or output is None or output.wrong or one.absorbed is not None:
+        return None
+    return v.factor, output.factor
+
+
+def describe_product(values: float, context: float) -> str:
+    """Return which of values and context have a factor other than 1, in words."""
+    if math.isclose(context, 1.0, rel_tol=NEAR_ONE):
+        return "values are"
+    return "the context is" if math.isclose(values, 1.0, rel_tol=NEAR_ONE) else "values and their context are"
+
+
+def iterate_names(one: InnerCall, factor: float) -> Iterator[str]:
+    """Yield what a factor is in terms of widths and the number of tokens, in words."""
+    d, (_, h, t, _) = one.width, one.call.q.shape
+    if any(math.isclose(factor, other, rel_tol=NEAR_ONE) for other in OFTEN_MEANT):
+        return
+    for n, what in ((d, "the width of a head"), (h * d, "the width of all heads"), (t, "the number of tokens")):
+        for number, words in ((n**0.5, f"√{n}"), (n**-0.5, f"1 / √{n}"), (float(n), f"{n}"), (1 / n, f"1 / {n}")):
+            if math.isclose(factor, number, rel_tol=NEAR_ONE):
+                yield f"{words}, where {n} is {what}"
+
+
+def read_log_factor(few: Sequence[InnerCall], many: Sequence[InnerCall]) -> float | None:
+    """Return the number c if the scale of each call is c log t for t tokens, few or many; None if it is not.
+
+    c is at most that of 1 / √d times a logarithm in base 2.
+    """
+    factors: set[float] = set()
+    for one, other in zip(few, many, strict=False):
+        t, longer = one.call.q.shape[2], other.call.q.shape[2]
+        if not one.scale or not other.scale or min(t, longer) < 2 or t == longer:
+            return None
+        factor = one.scale / math.log(t)
+        most = one.width**-0.5 / math.log(LEAST_BASE)
+        if factor > most or abs(other.scale / (factor * math.log(longer)) - 1) > NEAR_ONE:
+            return None
+        factors.add(round(factor, 6))
+    return factors.pop() if len(few) == len(many) and len(factors) == 1 else None
+
+
+def report_log_scale(factor: float, few: Sequence[InnerCall], many: Sequence[InnerCall]) -> Checked:
+    """Return that the scale is by a published definition, with the number of tokens of both calls."""
+    base = math.exp(few[0].width ** -0.5 / factor)
+    own = f"log t / √{few[0].width}" if abs(base / math.e - 1) < NEAR_ONE else f"log t / (log {base:.4g} √{few[0].width})"
+    what = f"the scale grows with the logarithm of the number of tokens t, {factor:.4g} log t = {own}, as in log-length scaled "
+    lengths = f"{few[0].call.q.shape[2]} and {many[0].call.q.shape[2]} tokens"
+    return Checked(f"{what}attention", f"with {lengths}; a factor that differs by {NEAR_ONE:.1%} would be detected")
+
+
+def find_log_base(factors: Tensor) -> float | None:
+    """Return the number n if factors of queries (q,) are 1 up to position n, counted from 1, and log position / log n after."""
+    positions = torch.arange(1, len(factors) + 1, dtype=torch.float64)
+    beyond = factors != 1
+    if int(beyond.sum()) < 2:
+        return None
+    ratios = factors[beyond] / positions[beyond].log()
+    base = math.exp(1 / float(ratios.mean()))
+    is_steady = bool(((ratios / ratios.mean() - 1).abs() < NEAR_ONE).all())
+    return base if is_steady and bool((beyond == (positions > base * (1 + NEAR_ONE))).all()) else None

@@ -1,31 +1,36 @@
 """Record the attention calls that a module makes in one forward, and the projections that their queries and keys come from."""
 
+import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from regard.examination.call_reading.changed_sources import find_changed_source, find_decayed_sources, find_mixed_source
-from regard.examination.call_reading.functional_projections import watch_projections
 from regard.examination.call_reading.late_norms import LateNorm, NormCall, find_late_norm
-from regard.examination.call_reading.latent_reading import AbsorbedQueries, read_absorbed_queries
-from regard.examination.call_reading.normalization_order import NormalizationWatcher, select_earlier
-from regard.examination.call_reading.output_reading import OutputReading, read_output
-from regard.examination.call_reading.projection_source import ModuleOutput, ProjectionSource, arrange_tokens, find_source
-from regard.examination.call_reading.token_shift import find_shift
+from regard.examination.call_reading.output_reading import AbsorbedQueries, OutputReading, read_absorbed_queries, read_output
+from regard.examination.call_reading.projection_source import (
+    ModuleOutput,
+    ProjectionSource,
+    arrange_tokens,
+    find_shift,
+    find_source,
+)
+from regard.examination.identify.affine import is_norm
 from regard.examination.report import Finding
 from regard.examination.subject.attention_output import list_parts
 from regard.examination.subject.call_conventions import parse_qkv
 from regard.examination.subject.localize import hook_parts
-from regard.examination.subject.norm_modules import is_norm
 from regard.map.scored_matrix import ScoredMatrix
 from regard.map.stored_matrix import StoredMatrix
 from regard.observe import interception
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
+from regard.observe.interception.function_roles import NORMALISES
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.thread_state import Watcher
 from regard.observe.record import refuse_compiled
@@ -35,6 +40,7 @@ SQUARE_NAMES = ("query_pre_attn_scalar", "attention_scores_scalar")  # of a conf
 FEW = 4  # numbers of a bias that is a mask, right or wrong
 MOST_NUMBERS = 2**22  # of a module's output that is kept
 MOST_OUTPUTS = 100  # of modules in which changed queries and keys are looked for
+BY_HAND = "by hand"  # how the kernel of a handwritten call begins, which is recorded at its product with the values
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,12 +150,69 @@ class RecordedCalls(NamedTuple):
 NOTHING = RecordedCalls([], [], [])
 
 
+class NormalizationWatcher(TorchFunctionMode):
+    """A torch function mode that counts the outputs that existed when a softmax or an exponential last ran."""
+
+    def __init__(self, outputs: Sequence[ModuleOutput] = ()) -> None:
+        super().__init__()
+        self.outputs, self.count = outputs, -1
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a function, and count the outputs before a softmax or an exponential."""
+        if getattr(func, "__name__", "") in NORMALISES:
+            self.count = len(self.outputs)
+        return func(*args, **(kwargs or {}))
+
+    def count_earlier_outputs(self, kernel: str) -> int:
+        """Return how many outputs came before the weights of the call that is being recorded."""
+        return self.count if self.count >= 0 and kernel.startswith(BY_HAND) else len(self.outputs)
+
+
+def select_earlier(outputs: Sequence[ModuleOutput], count: int) -> list[ModuleOutput]:
+    """Return the first `count` outputs, and later ones that are projections of a module's inputs, known when it has run."""
+    return [*outputs[:count], *(one for one in outputs[count:] if one.is_of_inputs)]
+
+
+@contextlib.contextmanager
+def watch_projections(module: nn.Module, keep: Callable[[str, Tensor], None]) -> Iterator[None]:
+    """Call `keep` in the block with the name of a linear part and what F.linear computes by its weight without calling it."""
+    linear = {name: part for name, part in module.named_modules() if isinstance(part, nn.Linear)}
+    mode = LinearFunctionMode({id(part.weight): name for name, part in linear.items()}, keep)
+    hooks = [part.register_forward_pre_hook(mode.forget_weight) for part in linear.values()]
+    try:
+        with mode:
+            yield
+    finally:
+        for one in hooks:
+            one.remove()
+
+
+class LinearFunctionMode(TorchFunctionMode):
+    """Hands on each output of F.linear by one of some weights, by their ids."""
+
+    def __init__(self, names: dict[int, str], keep: Callable[[str, Tensor], None]) -> None:
+        super().__init__()
+        self.names, self.keep = names, keep
+
+    def forget_weight(self, part: nn.Linear, _: object) -> None:
+        """Ignore the weight of a part that is called, whose output a hook sees."""
+        self.names.pop(id(part.weight), None)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a function, and hand on its output."""
+        output = func(*args, **(kwargs or {}))
+        name = self.names.get(id(args[1])) if func is F.linear and len(args) > 1 else None
+        if name is not None:
+            self.keep(name, output)
+        return output
+
+
 class CallCollector(Watcher):
     """A watcher that keeps every attention call of the modules that it watches."""
 
-    def __init__(self, modules: dict[str, nn.Module], order: NormalizationWatcher) -> None:
+    def __init__(self, modules: dict[str, nn.Module], order: NormalizationWatcher | None = None) -> None:
         self.names = {id(module): name for name, module in modules.items()}
-        self.order = order
+        self.order: NormalizationWatcher = order or NormalizationWatcher()
         self.copies: dict[int, AttentionCall] = {}  # by the id of the call, of which the latest counts
         self.calls: list[tuple[str, AttentionCall, int]] = []  # with the number of outputs before its weights
         self.missed: list[MissedCall] = []

@@ -1,8 +1,9 @@
-"""Explain weights that are no softmax: another axis, softmaxes that are added, or what was done after the softmax."""
+"""Explain weights that are no softmax, and scores that are changed before it: a relu, squares, a clamp, or //."""
 
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,6 @@ from torch import Tensor, nn
 from regard.examination.call_reading.function_calls import FunctionCall, record_functions
 from regard.examination.call_reading.inner_calls import RecordedCalls, WeightMatrix
 from regard.examination.call_reading.rounding import solve_least_squares
-from regard.examination.call_reading.score_changes import explain_scores
 from regard.examination.identify.mistakes import AXES, MASK, NORMS, ROLES, SOFTMAX
 from regard.examination.report import Finding
 from regard.observe.interception.function_roles import MULTIPLIES
@@ -23,6 +23,11 @@ MINUS = "Differential attention subtracts the second softmax: weights = first - 
 TURN = "Multiply the weights (q, k) by the values, without a transpose: context = weights @ v."
 AFTER = "Scale the scores before the softmax, not the weights after it."
 ONCE = f"Apply the softmax once, over the keys: {SOFTMAX}."
+LAST = 4  # products of a module that are compared
+HIDDEN = -1e4  # scores below it are those of hidden keys
+LARGE = 5.0  # a bound of scores that usual inputs hardly reach
+NONE = 1e-6  # a factor that is none
+LEAST = 8  # scores of which a factor is read
 
 
 def check_matrices(module: nn.Module, run: Callable[[], object], recorded: RecordedCalls) -> Iterator[Finding]:
@@ -68,6 +73,17 @@ def find_changed_scores(
             sentence = f"in {call.module or subject} {change.does}"
             yield Finding("wrong scores", sentence, change.cure, 1.7, "scores", call.module)
             return
+
+
+def find_log_weights(module: nn.Module, run: Callable[[], object]) -> str | None:
+    """Return the first module that multiplies by what log_softmax returned, "" for the whole; None if none does."""
+    try:
+        calls = record_functions(("log_softmax", *MULTIPLIES), run, module)
+    except Exception:  # whatever a user's layer raises: another probe reports it
+        return None
+    logarithms = [one.made.flatten() for one in calls if one.name == "log_softmax"]
+    products = (one for one in calls if one.name != "log_softmax" and one.made.dim() > 2 and logarithms)  # no loss's
+    return next((one.module for one in products if any(torch.equal(one.given.flatten(), x) for x in logarithms)), None)
 
 
 def find_added_context(module: nn.Module, run: Callable[[], object], recorded: RecordedCalls) -> Finding | None:
@@ -192,3 +208,75 @@ def find_second_softmax(softmaxes: Sequence[FunctionCall]) -> str | None:
         if bool(kept.any()) and bool(((second.given - first.made).abs()[kept] < 1e-6).all()):
             return second.module
     return None
+
+
+class ScoreChange(NamedTuple):
+    """What is done to scores, in words, and the cure."""
+
+    does: str
+    cure: str
+
+
+PLAIN = "Give the softmax the scores themselves: weights = torch.softmax(scores, dim=-1)."
+DIVIDE = "Divide with / in place of //: scores = q @ k.transpose(-2, -1) / math.sqrt(k.shape[-1])."
+BOUND = "Leave the clamp out; a softcap bounds scores and keeps their gradient: scores = cap * torch.tanh(scores / cap)."
+
+
+def explain_scores(given: Tensor, products: Sequence[Tensor]) -> ScoreChange | None:
+    """Return what was done to the last of these products before it was given to a softmax; None if nothing, or not this."""
+    near = NEAR.get(given.dtype)
+    if near is None:
+        return None
+    for product in reversed(products[-LAST:]):
+        if product.numel() == given.numel():
+            x, y = product.double().reshape(given.shape), given.double()
+            seen = y > HIDDEN
+            found = explain_change(x[seen], y[seen], near * float(y[seen].abs().max())) if seen.any() else None
+            if found is not None:
+                return found
+    return None
+
+
+def explain_change(x: Tensor, y: Tensor, near: float) -> ScoreChange | None:
+    """Return what makes scores y of products x (n,), up to a positive factor; None if nothing, or none of these changes."""
+    if is_rounded_down(x, y):
+        return ScoreChange("scores are rounded down to whole numbers before the softmax, as by //", DIVIDE)
+    low, high = float(y.min()), float(y.max())
+    inside = (y > low + near) & (y < high - near) & (x > 0)
+    if int(inside.sum()) < LEAST or near == 0:
+        return None
+    factor = float((x * y)[inside].sum() / x[inside].square().sum())
+    scores = factor * x
+
+    def is_equal(other: Tensor) -> bool:
+        return bool(((y - other).abs() <= 10 * near).all())
+
+    if factor <= 0 or is_equal(scores):
+        return None
+    if is_equal(scores.abs()):
+        return ScoreChange("absolute values of scores go into the softmax: opposite keys have the weight of equal ones", PLAIN)
+    if is_equal(x.square() * float((y * x.square()).sum() / x.square().square().sum())):
+        return ScoreChange("scores are squared before the softmax: opposite keys have the weight of equal ones", PLAIN)
+    negative = x < 0
+    slope = float((y * scores)[negative].sum() / scores[negative].square().sum()) if negative.any() else 1.0
+    if is_equal(torch.where(negative, slope * scores, scores)):
+        does = "set to 0 before the softmax, as by relu" if slope < NONE else f"multiplied by {slope:.3g} before the softmax"
+        return ScoreChange(f"negative scores are {does}", PLAIN)
+    if is_equal(scores.clamp(low, high)):
+        bounds = {"below": (low, (scores < low - near).any()), "above": (high, (scores > high + near).any())}
+        reached = [
+            f"{bound:.4g} from {side}" for side, (bound, is_active) in bounds.items() if is_active and abs(bound) < LARGE
+        ]
+        if reached:
+            does = f"scores are clamped to {' and '.join(reached)}"
+            return ScoreChange(f"{does}: keys beyond have one weight, and get no gradient", BOUND)
+    return None
+
+
+def is_rounded_down(x: Tensor, y: Tensor) -> bool:
+    """Return whether one positive factor makes all of x (n,) products whose whole numbers below are y, which are several."""
+    if len(y) < LEAST or not torch.equal(y, y.floor()) or bool((y == y[0]).all()) or not bool(x.all()):
+        return False
+    ends = torch.stack((y / x, (y + 1) / x))  # between which the factor is
+    least, most = float(ends.amin(0).max()), float(ends.amax(0).min())
+    return 0 < least <= most

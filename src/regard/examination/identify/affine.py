@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -33,10 +33,6 @@ class Affine:
     def out_features(self) -> int:
         """The output width, c_out."""
         return self.weight.shape[1]
-
-    def select_columns(self, index: Tensor | slice) -> "Affine":
-        """Return the matrix with some of its output columns."""
-        return replace(self, weight=self.weight[:, index], bias=None if self.bias is None else self.bias[index])
 
 
 def concatenate_outputs(parts: list[Affine]) -> Affine:
@@ -120,3 +116,14 @@ def find_bias(name: str, own: dict[str, Tensor]) -> Tensor | None:
 def match_bias(bias: Tensor | None, width: int) -> Tensor | None:
     """Return a bias if it has this width, else None."""
     return bias if bias is not None and len(bias) == width else None
+
+
+def is_norm(part: nn.Module) -> bool:
+    """Return whether a module without parts may be a norm: its weights are vectors, or it has none and is named after one.
+
+    A module that multiplies by a vector, such as PReLU or LayerScale, counts too.
+    """
+    own = list(part.parameters(recurse=False))
+    if list(part.children()) or any(weight.dim() != 1 for weight in own):
+        return False
+    return bool(own) or "norm" in type(part).__name__.lower()

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from regard.examination.case import Case
-from regard.examination.identify.deviations import RIGHT
 from regard.examination.identify.projection_layouts import ProjectionLayout, has_extra_layers
 from regard.examination.identify.trial import (
     Trial,
@@ -19,7 +18,14 @@ from regard.examination.identify.trial import (
     make_seeded_target,
     make_trial,
 )
-from regard.examination.identify.variants import ProjectedInputs, Variant, get_scale
+from regard.examination.identify.variants import (
+    RIGHT,
+    ProjectedInputs,
+    Variant,
+    get_scale,
+    iterate_deviation_pairs,
+    iterate_single_deviations,
+)
 
 SPREAD = 1.5  # of the scaled scores: every variant differs, and no weight underflows
 CLOSE = {torch.float64: 2e-6, torch.float32: 2e-4}  # of the largest output; layers may compute in float32 inside
@@ -141,7 +147,7 @@ def find_match(candidates: Iterable[Fit], other: TrialTarget, close: float, size
         return None
     trial, variant = first
     given, right = trial.given, MEASURED if variant.mask == "measured" else RIGHT
-    rivals = ((trial, one) for one in (RIGHT, *trial.iterate_singles()) if one != variant)
+    rivals = ((trial, one) for one in (RIGHT, *iterate_single_deviations(trial.choices)) if one != variant)
     alike = tuple(one for _, one in filter_fits(rivals, other, close) if not is_same_scale(one, given))
     return Match(
         *(variant, trial.layout, given.heads, given.groups, given.width, get_scale(variant, given), given.scale),
@@ -171,7 +177,7 @@ def repeat_trial(trial: Trial, other: TrialTarget) -> Trial | None:
 
 def try_single_deviations(trials: Sequence[Trial], left: Budget) -> Iterator[Fit]:
     """Yield single deviations, within the budget."""
-    every = ((trial, variant) for trial in trials for variant in trial.iterate_singles())
+    every = ((trial, variant) for trial in trials for variant in iterate_single_deviations(trial.choices))
     return itertools.takewhile(lambda fit: left.spend(fit[0]), every)
 
 
@@ -201,5 +207,5 @@ def fit_scale(trial: Trial, base: Variant) -> float | None:
 
 def try_deviation_pairs(trials: Sequence[Trial], left: Budget) -> Iterator[Fit]:
     """Yield pairs of deviations, within the budget."""
-    every = ((trial, variant) for trial in trials for variant in trial.iterate_pairs())
+    every = ((trial, variant) for trial in trials for variant in iterate_deviation_pairs(trial.choices))
     return itertools.takewhile(lambda fit: left.spend(fit[0]), every)

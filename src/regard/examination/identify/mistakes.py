@@ -1,9 +1,11 @@
 """Describe each deviation: its kind of finding, what it does, and the line that fixes it."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from regard.examination.identify.match import Match
-from regard.examination.identify.variants import WHOLE_VIEWS
+from regard.examination.identify.variants import WHOLE_VIEWS, Variant
+from regard.examination.report import Finding
 
 CAUSES = {
     "mask": "mask",
@@ -16,6 +18,16 @@ CAUSES = {
     "roles": "roles",
     "output": "roles",
 }
+SUMS = {
+    "sum": "Σ",
+    "absolute sum": "Σ|·|",
+    "length": "√Σ(·)²",
+    "squares": "Σ",
+    "absolute": "Σ",
+    "softmax by its length": "√Σ(·)²",
+}
+PLAIN = {"none": "scores", **dict.fromkeys(("sum", "absolute sum", "length"), "scores"), "sigmoid": "sigmoid"}
+PLAIN |= {"logarithm": "log_softmax", "squares": "square", "absolute": "abs", "plus one": "softmax1"}
 
 
 @dataclass(frozen=True)
@@ -87,6 +99,27 @@ ROLES = {
     "turned": "the weights are transposed: weightsᵀ v",
     "qkx": "the input is used as the value, and the value projection is unused",
 }
+SHARE = "Repeat each key head in place: k.repeat_interleave(heads // groups, dim=1), as enable_gqa does and published weights "
+SHARE += "expect."
+MIXED = {  # what mixes heads, by the value of its field
+    "tiled": (
+        "key heads are repeated in the wrong order, 0, 1, 0, 1 instead of 0, 0, 1, 1",
+        f"{SHARE} A layer trained from scratch in its own order works as well.",
+    ),
+    "first": ("every head uses the first key head", SHARE),
+    "viewed": ("heads are joined by a view without a transpose: tokens and heads are mixed in the output", MERGE),
+    "tokens": (
+        "the heads of each token attend to one another, and no token to another",
+        "Move the heads before the tokens: q.view(b, t, heads, d).transpose(1, 2), and the same for k and v.",
+    ),
+    **dict.fromkeys(
+        WHOLE_VIEWS,
+        (
+            "the output of the projection of q, k and v is viewed with axes in another order: tokens and heads are mixed",
+            "q, k, v = self.qkv(x).view(b, t, 3, heads, d).permute(2, 0, 3, 1, 4).",
+        ),
+    ),
+}
 
 
 def find_mistake(match: Match, field: str) -> Mistake | None:
@@ -97,7 +130,7 @@ def find_mistake(match: Match, field: str) -> Mistake | None:
     if field == "scale":
         return Mistake("wrong scale", describe_scaling(match), make_scale_cure(match))
     if field in ("split", "merge", "share"):
-        return describe_mixed_heads(field, str(value))
+        return describe_mixed_heads(str(value))
     match field:
         case "mask":
             return Mistake(*MASKS[str(value)])
@@ -117,33 +150,11 @@ def describe_roles(roles: str) -> str:
     return ", and ".join(wrong)
 
 
-def describe_mixed_heads(field: str, value: str) -> Mistake:
-    """Return the mistake of heads and tokens, or heads of keys, in the wrong places."""
-    if field == "share":
-        cure = "Repeat each key head in place: k.repeat_interleave(heads // groups, dim=1), as enable_gqa does and published "
-        cure += "weights expect."
-        cure += " A layer trained from scratch in its own order works as well." * (value == "tiled")
-        first = "every head uses the first key head"
-        does = first if value == "first" else "key heads are repeated in the wrong order, 0, 1, 0, 1 instead of 0, 0, 1, 1"
-        return Mistake("mixed heads", does, cure)
-    if field == "merge":
-        return Mistake(
-            "mixed heads", "heads are joined by a view without a transpose: tokens and heads are mixed in the output", MERGE
-        )
-    if value == "tokens":
-        cure = "Move the heads before the tokens: q.view(b, t, heads, d).transpose(1, 2), and the same for k and v."
-        return Mistake("mixed heads", "the heads of each token attend to one another, and no token to another", cure)
-    if value in WHOLE_VIEWS:
-        cure = "q, k, v = self.qkv(x).view(b, t, 3, heads, d).permute(2, 0, 3, 1, 4)."
-        return Mistake(
-            "mixed heads",
-            "the output of the projection of q, k and v is viewed with axes in another order: tokens and heads are mixed",
-            cure,
-        )
+def describe_mixed_heads(value: str) -> Mistake:
+    """Return the mistake of heads and tokens, or heads of keys, in the wrong places; `value` may be letters of q, k and v."""
     which = " and ".join(value) if len(value) < 3 else "q, k and v"
-    return Mistake(
-        "mixed heads", f"{which} are split into heads by a view without a transpose: tokens and heads are mixed", SPLIT
-    )
+    viewed = f"{which} are split into heads by a view without a transpose: tokens and heads are mixed"
+    return Mistake("mixed heads", *MIXED.get(value, (viewed, SPLIT)))
 
 
 def describe_scaling(match: Match) -> str:
@@ -176,3 +187,71 @@ def make_scale_cure(match: Match) -> str:
     line = "scores = q @ k.transpose(-2, -1) / math.sqrt(k.shape[-1]), with k split into heads"
     stated = "" if match.variant.scale == "after" else f" If {match.scale:.4g} is intended, pass scale={match.scale:.4g}."
     return f"Divide the scores by √{match.width} before the softmax: {line}.{stated}"
+
+
+def format_formula(match: Match) -> str:
+    """Format the formula: `softmax(q kᵀ / √8) v with 4 heads`."""
+    variant = match.variant
+    q, k, v = ("k", "q", "v") if variant.roles == "kqv" else tuple("qkv" if variant.roles == "turned" else variant.roles)
+    inner = f"{q} {k}ᵀ{format_factor(match)}"
+    outer = PLAIN.get(variant.norm, "exp" if variant.norm.startswith("exp") else "softmax")
+    whole = f"{outer}({inner})" if outer != "scores" else f"({inner})"
+    whole = f"softmax({whole})" if variant.norm.startswith("twice") else whole
+    whole += f" / {SUMS[variant.norm]}" if variant.norm in SUMS else ""
+    whole += "ᵀ" if variant.roles == "turned" else ""
+    whole += f" / √{match.width}" if variant.scale == "after" else ""
+    return f"{whole} {v} with {format_heads(match)}"
+
+
+def format_factor(match: Match) -> str:
+    """Format the factor on the scores."""
+    if match.variant.scale == "after" or match.scale == 1:
+        return ""
+    square = match.scale**-2
+    if match.scale > 0 and abs(square - round(square)) < 1e-9 * square and square >= 1:
+        return f" / √{round(square)}"
+    return f" · {match.scale:.4g}"
+
+
+def format_heads(match: Match) -> str:
+    """Format the numbers of heads: `1 head`, `8 heads and 2 key heads`."""
+    number = f"{match.heads} head{'s' * (match.heads != 1)}"
+    return number if match.groups == match.heads else f"{number} and {match.groups} key head{'s' * (match.groups != 1)}"
+
+
+def describe_equality(match: Match) -> str:
+    """Describe how exactly the formula is known."""
+    mistakes = "" if match.is_right else " (with the reported mistake)"
+    return f"equals {format_formula(match)}{mistakes} to within {max(match.error, 1e-16):.0e}"
+
+
+def describe_evidence(match: Match, field: str) -> str:
+    """Describe what is computed instead, how exactly it is known, and how far it is from the right formula."""
+    wrong = find_mistake(match, field)
+    does = "" if wrong is None else wrong.does
+    others = len(match.variant.deviations) - 1
+    beside = " (together with another mistake)" if others and match.variant.mask != "measured" else ""
+    doubt = describe_rivals(match)
+    return (
+        f"{does}. The outputs equal {format_formula(match)} computed this way to within {max(match.error, 1e-16):.0e}{beside}; "
+        f"the correct formula differs by {match.right_error:.2g}{doubt}"
+    )
+
+
+def list_mistakes(match: Match, fields: Iterable[str], strength: float) -> Iterator[Finding]:
+    """Yield the findings of the mistakes in fields of a match."""
+    for field in fields:
+        wrong = find_mistake(match, field)
+        if wrong is not None:
+            yield Finding(wrong.kind, describe_evidence(match, field), wrong.cure, strength, CAUSES[field])
+
+
+def describe_rivals(match: Match) -> str:
+    """Describe the variants that give the same outputs, and so may be meant as well."""
+    others = [format_variant(one) for one in match.alike if one.mask != "measured"]
+    return f"; on these inputs it is indistinguishable from {', '.join(others[:3])}" if others else ""
+
+
+def format_variant(variant: Variant) -> str:
+    """Format a variant by its deviations."""
+    return " and ".join(f"{name}: {value}" for name, value in variant.deviations.items()) or "the correct formula"

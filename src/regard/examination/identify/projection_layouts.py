@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from regard.examination.identify.affine import Affine, concatenate_outputs, find_matrices
-from regard.examination.subject.norm_modules import is_norm
+from regard.examination.identify.affine import Affine, concatenate_outputs, find_matrices, is_norm
 
 MOST = 8  # matrices; with more, a module is not one attention layer and no layout is tried
 TOKENS = {

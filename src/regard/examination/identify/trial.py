@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from regard.examination.case import Case, join_context_heads
 from regard.examination.identify.affine import Affine
-from regard.examination.identify.deviations import iterate_deviation_pairs, iterate_single_deviations
 from regard.examination.identify.projection_layouts import ProjectionLayout, find_layouts, list_head_counts, split_columns
-from regard.examination.identify.variants import ProjectedInputs, Variant, compute_context, find_blind_queries
+from regard.examination.identify.variants import ProjectedInputs, Variant, compute_context, find_blind_queries, list_choices
 from regard.mechanism.heads import join
 
 SKETCH = 24  # number of mixed columns in which outputs are compared
@@ -62,17 +61,11 @@ class Trial:
     given: ProjectedInputs
     target: TrialTarget
 
-    def iterate_singles(self) -> Iterator[Variant]:
-        """Yield the single deviations that are possible."""
-        return iterate_single_deviations(
-            self.given, self.layout.has_known_roles, self.layout.output is not None, self.layout.has_separate_heads
-        )
-
-    def iterate_pairs(self) -> Iterator[Variant]:
-        """Yield the pairs of deviations that are possible."""
-        return iterate_deviation_pairs(
-            self.given, self.layout.has_known_roles, self.layout.output is not None, self.layout.has_separate_heads
-        )
+    @cached_property
+    def choices(self) -> dict[str, list[str]]:
+        """The deviations of each field that are possible."""
+        layout = self.layout
+        return list_choices(self.given, layout.has_known_roles, layout.output is not None, layout.has_separate_heads)
 
     @property
     def sketched_projection(self) -> tuple[Tensor, Tensor]:

@@ -83,7 +83,7 @@ def list_wrong_heads(exact: AttentionFormula) -> Iterator[WrongContext]:
     if 1 < g < h:
         for how in ("tiled", "first"):
             k, v = ((x.repeat(1, h // g, 1, 1) if how == "tiled" else x[:, :1]) for x in (exact.k, exact.v))
-            wrong = describe_mixed_heads("share", how)
+            wrong = describe_mixed_heads(how)
             yield WrongContext(wrong.kind, wrong.does, wrong.cure, replace(exact, k=k, v=v).context)
 
 

@@ -11,12 +11,23 @@ from torch import Tensor
 
 from regard.errors import ConfigError
 from regard.examination.evidence import format_numbers
-from regard.examination.kernel_checks import dropout as dropout_check
 from regard.examination.kernel_checks.auxiliary import WORDS, Auxiliary, check_auxiliary, split_output
 from regard.examination.kernel_checks.context import find_wrong_context
-from regard.examination.kernel_checks.formula import AttentionFormula, get_allowed_error, measure_error
-from regard.examination.kernel_checks.gradients import Backward, check_gradients, compute_kernel_gradients, draw_slope
-from regard.examination.kernel_checks.shapes import KernelShape, KernelTask, Offset
+from regard.examination.kernel_checks.formula import (
+    AttentionFormula,
+    KernelShape,
+    KernelTask,
+    Offset,
+    get_allowed_error,
+    measure_error,
+)
+from regard.examination.kernel_checks.gradients import (
+    Backward,
+    check_dropout,
+    check_gradients,
+    compute_kernel_gradients,
+    draw_slope,
+)
 from regard.examination.probe_runner import rank_findings
 from regard.examination.probes.raises import report_refusal
 from regard.examination.report import Checked, Finding, Report, Unknown
@@ -245,7 +256,7 @@ class KernelExamination:
 
     def check_dropout(self, kernel: Callable[..., Any], rate: float) -> None:
         """Check the dropout of a kernel."""
-        for one in dropout_check.check_dropout(kernel, rate, self.task):
+        for one in check_dropout(kernel, rate, self.task):
             (self.findings if isinstance(one, Finding) else self.checked).append(one)  # type: ignore[arg-type]
 
     def make_report(self) -> Report:

@@ -14,7 +14,6 @@ from regard.examination.probes import (
     inference,
     lengths,
     long_calls,
-    norms,
     order,
     overflow,
     padding,
@@ -32,7 +31,7 @@ Probe = Callable[[Case], Iterator[Finding | Checked | Unknown]]
 
 ORDER = (
     *(raises, blind, future, routed, padding, pattern, inference, batch, lengths, order, cache),
-    *(weights, scale, heads, roles, norms, long_calls),
+    *(weights, scale, heads, roles, long_calls),
     *(dropout, overflow, precision, gradient),
 )
 PROBES: tuple[tuple[str, Probe], ...] = tuple((module.__name__.rpartition(".")[2], module.check_case) for module in ORDER)

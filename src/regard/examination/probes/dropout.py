@@ -1,15 +1,14 @@
 """Check that nothing is random in evaluation, and that in training the mean of dropout is what evaluation gives."""
 
 import copy
-import re
 from collections.abc import Iterator
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from regard.examination import dependency, evidence
+from regard.examination.call_reading.function_calls import record_functions
 from regard.examination.case import Case, join_context_heads
 from regard.examination.report import Checked, Finding, Unknown
 from regard.examination.subject.call_conventions import AttentionFunction
@@ -33,7 +32,7 @@ AFTER = (
     "Apply dropout to the weights, after the softmax, not to the scores: "
     "weights = F.dropout(scores.softmax(-1), p, training=self.training)."
 )
-DROPOUTS = re.compile(r"(alpha_|feature_|feature_alpha_)?dropout([123]d)?_?")
+DROPOUTS = [f"{kind}dropout{axes}" for kind in ("", "alpha_", "feature_", "feature_alpha_") for axes in ("", "1d", "2d", "3d")]
 LOST = f"A score of -inf that is dropped is -inf * 0, which is NaN. {AFTER}"
 
 
@@ -117,19 +116,16 @@ def describe_lost_row(case: Case, call: AttentionFunction) -> str | None:
     inputs = case.make_usual_inputs()
     usual = case.compute_seeded_context(*inputs).cpu()
     for seed in (1, 2):
+        run, outputs = partial(compute_in_training, case, call, inputs, seed), list[Tensor]()
         try:
-            lost = compute_in_training(case, call, inputs, seed).isnan().any(-1) & usual.isfinite().all(-1)
-            if not lost.any():
-                continue
-            with DropoutSwitch() as switch:
-                kept = compute_in_training(case, call, inputs, seed)
+            dropped = record_functions(DROPOUTS, lambda run=run, outputs=outputs: outputs.append(run()))  # type: ignore[misc]
         except Exception:  # training may need more than evaluation
             return None
-        if not kept[lost].isfinite().all() or not switch.drops_infinite:
-            return None
-        i = int(lost.nonzero()[0][1])
-        row = evidence.format_token(case, evidence.get_token_number(case, i))
-        return f"in training output {row} is NaN, and in evaluation it is finite"
+        lost = outputs[0].isnan().any(-1) & usual.isfinite().all(-1)
+        if lost.any():
+            row = evidence.format_token(case, evidence.get_token_number(case, int(lost.nonzero()[0][1])))
+            is_dropped = any(bool(one.given.isinf().any()) for one in dropped)
+            return f"in training output {row} is NaN, and in evaluation it is finite" if is_dropped else None
     return None
 
 
@@ -138,23 +134,6 @@ def compute_in_training(case: Case, call: AttentionFunction, inputs: tuple[Tenso
     seed_generators(seed, case.subject.device)
     with torch.no_grad():
         return join_context_heads(call(*inputs).context, case.subject.form).cpu()
-
-
-class DropoutSwitch(TorchFunctionMode):
-    """Turns dropout by torch's functions off, and says whether it would have dropped infinite numbers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.drops_infinite = False
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run a function; return the input of dropout as it is."""
-        kwargs = kwargs or {}
-        if not DROPOUTS.fullmatch(getattr(func, "__name__", "")):
-            return func(*args, **kwargs)
-        x = args[0] if args else kwargs["input"]
-        self.drops_infinite |= bool(x.isinf().any())
-        return x
 
 
 def check_training(case: Case, call: AttentionFunction) -> Iterator[Finding | Checked | Unknown]:

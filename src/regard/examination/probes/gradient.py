@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from regard.examination.case import Case
+from regard.examination.identify.affine import is_norm
 from regard.examination.identify.projection_layouts import parse_matrix_role
 from regard.examination.report import UNUSED_HEADS, Checked, Finding, Unknown
 from regard.examination.subject.adapters import SubjectError
-from regard.examination.subject.norm_modules import is_norm
 
 SEEDS = 3
 MORE_SEEDS, LARGE = 16, 4.0  # and the size of inputs, before heads count as unused

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from regard.examination import evidence
 from regard.examination.call_checks import head_checks
 from regard.examination.case import Case
-from regard.examination.identify import formula, weight_reading
+from regard.examination.identify import mistakes, weight_reading
 from regard.examination.identify.match import Match
-from regard.examination.identify.mistakes import CAUSES, SPLIT, describe_mixed_heads, find_mistake
+from regard.examination.identify.mistakes import SPLIT, describe_mixed_heads
 from regard.examination.report import Checked, Finding, Unknown
 
 WHAT = "heads are independent"
@@ -36,17 +36,14 @@ def check_match(match: Match, module: nn.Module | None) -> Iterator[Finding | Ch
     """Yield results about heads from the identified formula, and from what the module states of them."""
     exchanged = head_checks.describe_exchanged_axes(module, match.heads, match.width)
     if exchanged:
-        yield Finding("mixed heads", f"{exchanged}. The layer {formula.describe_equality(match)}", SPLIT, 2.4, "heads")
+        yield Finding("mixed heads", f"{exchanged}. The layer {mistakes.describe_equality(match)}", SPLIT, 2.4, "heads")
         return
     fields = ("split", "merge", "share")
-    for field in fields:
-        wrong = find_mistake(match, field)
-        if wrong is not None:
-            yield Finding(wrong.kind, formula.describe_evidence(match, field), wrong.cure, 2.4, CAUSES[field])
+    yield from mistakes.list_mistakes(match, fields, 2.4)
     if any(match.has_deviation(field) for field in fields) or match.heads == 1:
         return
     if all(match.is_verified(field) for field in fields):
-        yield Checked(f"{WHAT}: {formula.format_heads(match)}", formula.describe_equality(match))
+        yield Checked(f"{WHAT}: {mistakes.format_heads(match)}", mistakes.describe_equality(match))
     else:
         yield Unknown(f"whether {WHAT}: other splits give the same outputs", "a layer whose weights are not zero")
 
@@ -60,7 +57,7 @@ def check_function(case: Case) -> Iterator[Finding | Checked]:
         if not (found & ~own).any():
             continue
         if name != "q" and 1 < g < h and torch.equal(found, torch.arange(h) % count == torch.arange(count)[:, None]):
-            wrong = describe_mixed_heads("share", "tiled")
+            wrong = describe_mixed_heads("tiled")
             yield Finding(wrong.kind, f"{describe_move(name, found & ~own)}: {wrong.does}", wrong.cure, 1.6, "heads")
         else:
             yield Finding(

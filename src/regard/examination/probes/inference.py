@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 from regard.examination.call_reading.inner_calls import CallCollector
-from regard.examination.call_reading.normalization_order import NormalizationWatcher
 from regard.examination.case import Case
 from regard.examination.report import Finding
 from regard.observe import interception
@@ -32,7 +31,7 @@ def check_inference(module: nn.Module | None, run: Callable[[], object]) -> Iter
     modules = {} if module is None else dict(module.named_modules())
     if not any(isinstance(part, FAST) for part in modules.values()):
         return
-    collector = CallCollector(modules, NormalizationWatcher([]))
+    collector = CallCollector(modules)
     with interception.watch_modules(collector, modules), torch.no_grad():
         run()
     found = [(name, call.unread_bias) for name, call, _ in collector.calls if call.unread_bias is not None]

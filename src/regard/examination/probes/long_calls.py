@@ -1,16 +1,16 @@
-"""Check the recorded calls of a longer input: the scale, the positions and the mask, where no formula is identified."""
+"""Check norms and terms of recorded calls, and the scale, positions and mask of a longer input without a formula."""
 
 from collections.abc import Iterator, Sequence
 
 import torch
 
 from regard.examination import mask_requirements
-from regard.examination.call_checks import scale_checks
-from regard.examination.call_reading import bias_reading, log_scale
+from regard.examination.call_checks import all_checks, scale_checks
+from regard.examination.call_reading import bias_reading, norm_reading, terms
 from regard.examination.call_reading.inner_calls import InnerCall
 from regard.examination.call_reading.projection_source import read_source
 from regard.examination.case import Case
-from regard.examination.report import Checked, Finding, count_calls
+from regard.examination.report import Checked, Finding, Unknown, count_calls
 
 WHAT = "calls of longer inputs have the scale, the positions and the mask of shorter ones"
 SAME = "Multiply the scores by 1 / √d, d the width of a head, whatever the number of tokens."
@@ -19,8 +19,11 @@ WHOLE = "Let each query see all keys that the expected mask allows, in each bloc
 SAME_ANGLE = 2e-3  # between phasors
 
 
-def check_case(case: Case) -> Iterator[Finding | Checked]:
-    """Check that the scale does not depend on the number of tokens, positions do not repeat, and no key is hidden."""
+def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
+    """Check norms, places of tokens, softcap and sinks; that longer inputs have one scale, no position twice, no hidden key."""
+    for check in (norm_reading.check_norms, all_checks.check_norm_order, all_checks.check_token_places, terms.check_terms):
+        result = check(case.inner_calls)
+        yield from [] if result is None else [result]
     if case.subject.form != "x" or case.match is not None or not case.long_calls:
         return
     t = max(one.call.q.shape[2] for one in case.long_calls)
@@ -33,7 +36,7 @@ def check_case(case: Case) -> Iterator[Finding | Checked]:
 
 def find_other_scale(case: Case) -> Finding | None:
     """Return the finding of a scale that differs between few tokens and many, unless it is by their logarithm."""
-    if log_scale.read_log_factor(case.inner_calls, case.long_calls) is not None:
+    if scale_checks.read_log_factor(case.inner_calls, case.long_calls) is not None:
         return None
     for short, long in zip(case.inner_calls, case.long_calls, strict=True):
         few, many = short.call.q.shape[2], long.call.q.shape[2]

@@ -1,5 +1,6 @@
 """Check that the order of tokens matters only if positions enter, and that it matters if a layer holds positions."""
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
@@ -8,27 +9,27 @@ import torch
 from torch import Tensor, nn
 
 from regard.examination import evidence, mask_requirements
-from regard.examination.call_checks import position_checks, slope_checks
+from regard.examination.call_checks import position_checks
 from regard.examination.call_reading import frequency_reading, table_reading
 from regard.examination.case import Case, copy_subject_as_double
 from regard.examination.identify import weight_reading
 from regard.examination.report import Checked, Finding, Unknown
-from regard.examination.subject import position_tensors
 from regard.examination.subject.adapters import SubjectError
-from regard.mechanism import Causal
 
 SHARE = {torch.float64: 1e-6, torch.float32: 1e-4}  # of how far an output moves if the same tokens are replaced
 COARSE = 0.05  # in half precision
-APART = 1e-3  # of log weights, above which a shift changes them
-SHIFTS = (1, 2, 3)  # positions to shift by: a grid of rows shows its distances after a row
 ROWS = 3  # queries to check
 PLACES = (
     "Give each token its position along the axis of tokens, arange(t): angles (t, d / 2) broadcast to q and k (b, h, t, d); "
     "before the transpose, (b, t, h, d), they must be (t, 1, d / 2). Rotate keys as well as queries. A bias must differ from "
     "key to key: -slope * (i - j)."
 )
-TURN = "Rotate both queries and keys, each by its own position: q, k = rotate(q, cos, sin), rotate(k, cos, sin)."
 UNSURE = "the layer without its positions, if the order must not matter; nothing, if it computes positions in its forward"
+NAMED = re.compile(
+    r"(?:^|[._])(?:pos(?:ition(?:al|s)?)?|pos_?(?:ition(?:al)?)?s?_?(?:emb|enc|bias|table)\w*|w?pe|inv_freq\w*|rotary\w*|rope\w*"
+    r"|alibi\w*|slopes|freqs_cis|rel(?:ative)?(?:_(?:pos|bias|attention_bias|key|emb|table|dist)\w*)?|(?:cos|sin)_cache\w*)(?:\.weight)?$"
+)
+ELSEWHERE = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.modules.conv._ConvNd)  # their weights are never positions
 
 
 class QueryRow(NamedTuple):
@@ -52,7 +53,7 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     if case.match is not None:
         yield from results
         return
-    slopes = slope_checks.check_slopes(case.inner_calls)
+    slopes = position_checks.check_slopes(case.inner_calls)
     frequencies = frequency_reading.check_frequencies(case.inner_calls)
     calls, module = case.long_calls or case.inner_calls, case.subject.module
     tables = table_reading.check_tables(calls, module)
@@ -71,7 +72,7 @@ def check_reordering(case: Case) -> Iterator[Finding | Checked | Unknown]:
     if not reorderings:
         return
     row, moved, share = max(reorderings, key=lambda one: one[2])
-    positions = position_tensors.find_position_tensors(case.subject.module)
+    positions = find_position_tensors(case.subject.module)
     seen = evidence.format_numbers(row.others)
     if share > get_least_ratio(best):
         sentence = f"reordering tokens {seen} moves output {evidence.format_token(case, row.i)} by {moved:.2g}"
@@ -130,13 +131,13 @@ def report_idle_positions(case: Case, rows: list[QueryRow], name: str, sentence:
     """Yield the result for positions that are held where order does not matter: unused, all alike, or wrong."""
     what = f"whether the order of tokens should matter: it does not, though there is {name}"
     try:
-        gradient_case = make_changed_case(case, position_tensors.require_position_gradients)
+        gradient_case = make_changed_case(case, require_position_gradients)
         used = (
-            position_tensors.find_used_positions(gradient_case[1], gradient_case[0].compute_context(*case.make_usual_inputs()))
+            find_used_positions(gradient_case[1], gradient_case[0].compute_context(*case.make_usual_inputs()))
             if gradient_case is not None
             else []
         )
-        random_case = make_changed_case(case, position_tensors.randomize_positions)
+        random_case = make_changed_case(case, randomize_positions)
         shares = [share for _, _, share in measure_reorderings(random_case[0], rows)] if random_case is not None else []
         hidden = any(share > get_least_ratio(case) for share in shares)
     except (SubjectError, RuntimeError):  # no backward pass, or tensors that cannot be written
@@ -162,60 +163,52 @@ def make_changed_case(case: Case, change: Callable[[nn.Module], nn.Module]) -> t
     return case.make_subcase(replace(case.subject, call=again(changed)), case.shapes), changed
 
 
-def report_order(case: Case, positions: dict[str, Tensor], sentence: str) -> Iterator[Finding | Checked | Unknown]:
-    """Yield the result if the order matters: by distance, if weights can be read and are the same for shifted tokens."""
-    change = measure_shifts(case) if case.expects == Causal() else None
-    name = next(iter(positions), "")
-    if change is not None and change < APART:
-        same = f"at shifted positions the same tokens have the same log weights to within {change:.0e}"
-        yield Checked("positions act by distance", f"{sentence}; {same}")
-    elif change is not None and position_tensors.is_relative_encoding(positions) and is_plain_softmax(case):
-        far = f"at shifted positions, differences of the same tokens' log weights change by {change:.2g}"
-        yield Finding("wrong positions", f"{far}: {name} acts by absolute position, not by distance", TURN, 1.4, "positions")
-    elif positions:
-        yield Checked("the order of tokens matters, as expected with positions", f"{sentence}; there is {name}")
+def report_order(case: Case, positions: dict[str, Tensor], sentence: str) -> Iterator[Checked | Unknown]:
+    """Yield the result if the order matters: expected with positions, and else not known."""
+    if positions:
+        there = f"{sentence}; there is {next(iter(positions))}"
+        yield Checked("the order of tokens matters, as expected with positions", there)
     elif case.match is None:  # an identified formula has no positions, and its mistake is reported
         yield Unknown(f"whether the order of tokens may matter: {sentence}, and no positions were found in the layer", UNSURE)
 
 
-def is_plain_softmax(case: Case) -> bool:
-    """Return whether, with positions neutralized, the same tokens have the same weights if shifted: one softmax of pairs."""
-    try:
-        neutral_case = make_changed_case(case, position_tensors.neutralize_positions)
-        change = None if neutral_case is None else measure_shifts(neutral_case[0])
-    except (SubjectError, RuntimeError):
-        return False
-    return change is not None and change < APART
+def find_position_tensors(module: nn.Module | None) -> dict[str, Tensor]:
+    """Return the tensors with more than one number whose names mean positions: parameters, buffers and attributes."""
+    found: dict[str, Tensor] = {}
+    for path, part in module.named_modules() if module is not None else ():
+        if not isinstance(part, ELSEWHERE):
+            own = {**part._parameters, **part._buffers, **vars(part)}
+            found |= {f"{path}.{name}".lstrip("."): one for name, one in own.items() if isinstance(one, Tensor)}
+    return {name: one for name, one in found.items() if NAMED.search(name.lower()) and has_several_numbers(one)}
 
 
-def measure_shifts(case: Case) -> float | None:
-    """Return how much differences of log weights change if all tokens are shifted, the least over SHIFTS.
-
-    A factor on a whole row, such as a temperature by position, is no change. None if weights cannot be read, or some are 0.
-    """
-    inputs = case.make_usual_inputs()
-    if inputs[0].shape[-2] != inputs[-1].shape[-2] or inputs[0].shape[-2] <= max(SHIFTS) + 2:
-        return None
-    weights = weight_reading.read_weights(case, inputs)
-    changes = [measure_shift(case, inputs, weights, shift) for shift in SHIFTS] if weights is not None else []
-    known = [one for one in changes if one is not None]
-    return min(known) if known and len(known) == len(changes) else None
+def has_several_numbers(one: Tensor) -> bool:
+    """Return whether a tensor holds more than one real or complex number: no indices, no booleans, no single factor."""
+    return (one.is_floating_point() or one.is_complex()) and one.numel() > 1
 
 
-def measure_shift(case: Case, inputs: tuple[Tensor, ...], weights: Tensor, shift: int) -> float | None:
-    """Return how much differences of log weights change with one shift; None if weights cannot be read, or some are 0."""
-    shifted_inputs = [
-        torch.cat((y[..., :shift, :], x[..., :-shift, :]), -2) for x, y in zip(inputs, case.make_usual_inputs(9), strict=True)
-    ]
-    shifted_weights = weight_reading.read_weights(case, tuple(shifted_inputs))
-    if shifted_weights is None:
-        return None
-    largest = 0.0
-    for i in range(2, weights.shape[-2] - shift):
-        rows = weights[..., i, : i + 1], shifted_weights[..., i + shift, shift : i + shift + 1]
-        if not all((row > 0).all() for row in rows):
-            return None
-        one, two = (row.log()[..., 1:] - row.log()[..., :1] for row in rows)  # (b, h, i)
-        factor = (one * two).sum(-1, keepdim=True) / (one * one).sum(-1, keepdim=True).clamp_min(1e-300)
-        largest = max(largest, float((two - factor * one).abs().max()))
-    return largest
+def randomize_positions(module: nn.Module) -> nn.Module:
+    """Fill a module's positions, and any all-zero parameter that may hide them, with normal numbers in place."""
+    dice = torch.Generator().manual_seed(5)
+    hiding = [one for one in module.parameters() if one.numel() and not one.any()]
+    with torch.no_grad():
+        for one in [*find_position_tensors(module).values(), *hiding]:
+            one.copy_(torch.randn(one.shape, generator=dice, dtype=torch.float64))
+    return module
+
+
+def find_used_positions(module: nn.Module, output: Tensor) -> list[str]:
+    """Return the names of the positions that an output depends on by a differentiable path, even with a gradient of 0."""
+    tensors = {name: one for name, one in find_position_tensors(module).items() if one.requires_grad}
+    if not tensors or not output.requires_grad:
+        return []
+    slopes = torch.autograd.grad(output.sum(), list(tensors.values()), allow_unused=True)
+    return [name for name, slope in zip(tensors, slopes, strict=True) if slope is not None]
+
+
+def require_position_gradients(module: nn.Module) -> nn.Module:
+    """Make a module's positions require a gradient."""
+    for one in find_position_tensors(module).values():
+        if one.is_leaf:
+            one.requires_grad_()
+    return module

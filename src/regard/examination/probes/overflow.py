@@ -1,6 +1,5 @@
 """Check that scores of thousands give finite outputs, and that what is hidden from a query stays hidden."""
 
-import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,16 +12,15 @@ from torch import Tensor, nn
 from regard.examination import dependency, evidence, mask_requirements
 from regard.examination.call_reading.inner_calls import record_inner_calls
 from regard.examination.case import Case
+from regard.examination.identify.affine import is_norm
 from regard.examination.identify.trial import make_function_trial, make_seeded_target, make_trial
 from regard.examination.probes.gradient import format_names
 from regard.examination.report import Checked, Finding, Unknown
-from regard.examination.subject.norm_modules import is_norm
 
 SCORES, HALF = (1e2, 1e3, 1e4), (1e2,)  # half precision, and the products of a right layer in it, end at 65504
 SIZES, HALF_SIZES = (4.0, 16.0, 64.0, 256.0), (4.0, 16.0)  # of inputs, if scores are not known
 DRAWS, BUDGET = 256, 2**22  # sequences of inputs of the largest size; numbers that scores or activations of all may have
 HEADS = 16  # where their number is not known
-ROUNDED = 1.05  # times the growth of weights, for rounding in half precision
 HIDDEN = 1e-3  # of an output, below which a change is rounding
 STABLE = (
     "Subtract each row's maximum before exp, as torch.softmax does: weights = torch.softmax(scores, dim=-1). In half "
@@ -139,7 +137,7 @@ def choose_growth(case: Case) -> Growth:
         return Growth("inputs and weights of norms or other vectors", norms) if norms else Growth()
     if has_growing_scores(case, module):
         return Growth()
-    weights = select_score_weights(case, module, names)
+    weights = {name: one for own in names for name, one in select_module_weights(module, own).items()}
     if not weights:
         return Growth()
     return Growth(f"the weights of {format_names(list(weights))}", tuple(weights.values()), has_inputs=False)
@@ -171,33 +169,13 @@ def measure_queries_and_keys(case: Case, module: nn.Module, input_size: float = 
     return [(math.nan, math.nan) if one.is_stored_as_weights else size for one, size in zip(calls, sizes, strict=True)]
 
 
-def select_score_weights(case: Case, module: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
-    """Return the weights of modules of these names, by which queries and keys grow; of several matrices in a row the last."""
-    chosen = dict[str, Tensor]()
-    for own in names:
-        chosen |= select_module_weights(case, module, own)
-    return chosen
-
-
-def select_module_weights(case: Case, module: nn.Module, own: str) -> dict[str, Tensor]:
-    """Return the weights of the module of this name: the last, and others as long as its output grows no more than they do.
-
-    Two matrices in a row, as in LoRA, would make it grow by the square.
-    """
-    groups: dict[str, dict[str, Tensor]] = {}
-    for name, one in module.named_parameters():
-        if f"{name}.".startswith(f"{own}.") and select_scalable([one]):
-            groups.setdefault(name.removesuffix(".weight").removesuffix(".bias"), {})[name] = one
-    if len(groups) == 1:
-        return next(iter(groups.values()))
-    usual, chosen = measure_queries_and_keys(case, module), dict[str, Tensor]()
-    for group in reversed(groups.values()):
-        with scale_weights([*chosen.values(), *group.values()], SIZES[1]):
-            large = measure_queries_and_keys(case, module)
-        pairs = zip(itertools.chain(*(large or [])), itertools.chain(*(usual or [])), strict=False)
-        if large and all(new <= ROUNDED * SIZES[1] * old for new, old in pairs):
-            chosen = {**group, **chosen}
-    return chosen
+def select_module_weights(module: nn.Module, own: str) -> dict[str, Tensor]:
+    """Return the last weight, and its bias, of the module of this name: two matrices in a row would grow by the square."""
+    every = {
+        name: one for name, one in module.named_parameters() if f"{name}.".startswith(f"{own}.") and select_scalable([one])
+    }
+    last = next((name.removesuffix(".bias").removesuffix(".weight") for name in reversed(every)), "")
+    return {name: one for name, one in every.items() if name.removesuffix(".bias").removesuffix(".weight") == last}
 
 
 def select_scalable(weights: Iterable[Tensor]) -> tuple[Tensor, ...]:

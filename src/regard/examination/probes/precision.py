@@ -6,10 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.examination.case import Case, copy_subject_as_double, join_context_heads
+from regard.examination.case import Case, copy_subject_as_double, join_context_heads, use_constants_of
+from regard.examination.probes import routed
 from regard.examination.report import Checked, Finding, Unknown
-from regard.examination.subject import routing
-from regard.examination.subject.dtype_constants import use_constants_of
 
 STEPS, CURVED = (4e-3, 5e-4), 10.0  # of an input; the most that a smooth output bends, per step and relative to its change
 SHAKES = 2  # how often inputs and weights are perturbed by a rounding, before an error is too large
@@ -30,7 +29,7 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
         yield Unknown(f"whether intermediate results are rounded: {case.narrow}", needs)
         return
     step, bend = max(measure_bending(exact).items(), key=lambda one: one[1] / one[0])
-    if bend > CURVED * step and not routing.record_routing(lambda: exact.run_subject(*exact.make_usual_inputs(40))).names:
+    if bend > CURVED * step and not routed.record_routing(lambda: exact.run_subject(*exact.make_usual_inputs(40))).names:
         evidence = f"in float64, for an input step of {step:g}, outputs are off a straight line by {bend:.2g} of their change"
         yield Finding(
             "wrong precision", f"{evidence}; intermediate results are rounded to fewer bits", INSIDE, 1.0, "precision"

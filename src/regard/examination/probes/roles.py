@@ -6,11 +6,11 @@ import torch
 
 from regard.examination import evidence
 from regard.examination.call_checks import role_checks
-from regard.examination.call_reading import token_shift
+from regard.examination.call_reading import projection_source
 from regard.examination.case import Case
-from regard.examination.identify import formula, weight_reading
+from regard.examination.identify import mistakes, weight_reading
 from regard.examination.identify.match import Match
-from regard.examination.identify.mistakes import CAUSES, ROLE, find_mistake
+from regard.examination.identify.mistakes import ROLE
 from regard.examination.report import Checked, Finding, Unknown
 
 WHAT = "query, key and value are used in their roles"
@@ -39,10 +39,7 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
 def check_match(match: Match) -> Iterator[Finding | Checked | Unknown]:
     """Yield results about roles from the identified formula."""
     fields = ("roles", "output")
-    for field in fields:
-        wrong = find_mistake(match, field)
-        if wrong is not None:
-            yield Finding(wrong.kind, formula.describe_evidence(match, field), wrong.cure, 2.0, CAUSES[field])
+    yield from mistakes.list_mistakes(match, fields, 2.0)
     if any(match.has_deviation(field) for field in fields) or has_shared_projection(match):
         return
     if not match.layout.has_known_roles:
@@ -50,7 +47,7 @@ def check_match(match: Match) -> Iterator[Finding | Checked | Unknown]:
     elif match.layout.k is not None and match.layout.v is match.layout.k:
         yield Unknown(ONE, NEEDS)
     elif match.is_verified("roles"):
-        yield Checked(WHAT, formula.describe_equality(match))
+        yield Checked(WHAT, mistakes.describe_equality(match))
     else:
         yield Unknown(f"whether {WHAT}: exchanged they give the same outputs", "a layer whose projections differ")
 
@@ -69,7 +66,7 @@ def check_function(case: Case) -> Iterator[Finding | Checked | Unknown]:
         return
     slope = weight_reading.measure_slope(case)
     if slope is None and (n := weight_reading.find_value_shift(case)):
-        yield token_shift.report_shift("the function", "values", n)
+        yield projection_source.report_shift("the function", "values", n)
     elif slope is None:
         yield Unknown("whether query and key are exchanged", "the function without its changes to q and k before the scores")
     elif abs(slope.across) > abs(slope.along):

@@ -3,17 +3,18 @@
 The choice of a top-k has no gradient, and only some inputs change it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from regard.examination import dependency
 from regard.examination.case import Case
 from regard.examination.probes.lengths import replace_tokens
 from regard.examination.report import Checked, Finding, Unknown
 from regard.examination.subject.adapters import SubjectError
-from regard.examination.subject.routing import RoutingRecorder, has_equal_choices, record_routing
 
 LENGTHS, SEEDS, SIZES = (40, 129), 12, (0.25, 1.0, 4.0)  # tokens; inputs of each length; sizes of the tokens put in
 STEPS = 20  # bisections towards the input at which a choice changes
@@ -22,6 +23,7 @@ CURE = (
     "A top-k, argmax or sort over the tokens of a sequence lets every token compete with later ones: choose for each token "
     "alone, by a threshold, or among the tokens before it."
 )
+ROUTERS = ("topk", "sort", "argsort", "argmax", "argmin", "kthvalue", "msort", "multinomial")
 
 
 def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
@@ -82,7 +84,7 @@ def find_routed_leak(case: Case, t: int, seed: int) -> tuple[Finding | None, boo
     return None, turned
 
 
-def run_routed(case: Case, inputs: tuple[Tensor, ...]) -> tuple[Tensor, RoutingRecorder]:
+def run_routed(case: Case, inputs: tuple[Tensor, ...]) -> tuple[Tensor, "RoutingRecorder"]:
     """Return the context (b, t, c) of inputs, and the choices that were made."""
     found: list[Tensor] = []
     recorder = record_routing(lambda: found.append(case.compute_seeded_context(*inputs).cpu()))
@@ -94,3 +96,36 @@ def find_early_rows(case: Case, inputs: tuple[Tensor, ...], first: int) -> Tenso
     expected = case.get_expected_visibility(*inputs).cpu()
     rows = ~expected[..., first:].any(-1) & expected.any(-1)
     return rows & (torch.arange(rows.shape[-1]) + case.shapes.gap < first)
+
+
+class RoutingRecorder(TorchFunctionMode):
+    """A torch function mode that keeps the names of routing functions that run, and the indices that they choose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.choices: list[Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = str(getattr(func, "__name__", ""))
+        if name in ROUTERS and args and isinstance(args[0], Tensor) and args[0].is_floating_point():  # not of a table of a mask
+            self.names.append(name)
+            parts = result if isinstance(result, tuple) else (result,)
+            self.choices += [one.clone() for one in parts if isinstance(one, Tensor) and not one.is_floating_point()]
+        return result
+
+
+def record_routing(run: Callable[[], object]) -> RoutingRecorder:
+    """Return what routing functions chose while `run` ran."""
+    recorder = RoutingRecorder()
+    with recorder, torch.no_grad():
+        run()
+    return recorder
+
+
+def has_equal_choices(one: RoutingRecorder, other: RoutingRecorder) -> bool:
+    """Return whether two forwards made the same choices."""
+    return len(one.choices) == len(other.choices) and all(
+        a.shape == b.shape and torch.equal(a, b) for a, b in zip(one.choices, other.choices, strict=True)
+    )

@@ -3,12 +3,10 @@
 from collections.abc import Iterator
 
 from regard.examination import evidence
-from regard.examination.call_checks import scale_checks, value_scale
-from regard.examination.call_reading import log_scale
+from regard.examination.call_checks import scale_checks
 from regard.examination.case import Case
-from regard.examination.identify import formula, weight_reading
+from regard.examination.identify import mistakes, weight_reading
 from regard.examination.identify.match import Match
-from regard.examination.identify.mistakes import find_mistake
 from regard.examination.report import Checked, Finding, Unknown
 
 WHAT = scale_checks.SCALE
@@ -24,7 +22,7 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     if match is not None:
         yield from check_match(match)
         return
-    values = value_scale.check_values(case.inner_calls)
+    values = scale_checks.check_values(case.inner_calls)
     if values is not None:
         yield values
     by_values = weight_reading.is_unrecorded(case)
@@ -38,9 +36,9 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
         or found <= 0
     ):
         result = scale_checks.check_scale(case.inner_calls, case.scale)
-        factor = log_scale.read_log_factor(case.inner_calls, case.long_calls) if case.scale is None else None
+        factor = scale_checks.read_log_factor(case.inner_calls, case.long_calls) if case.scale is None else None
         if factor is not None:
-            result = log_scale.report_log_scale(factor, case.inner_calls, case.long_calls)
+            result = scale_checks.report_log_scale(factor, case.inner_calls, case.long_calls)
         yield result if result is not None else report_unknown_scale(case)
         return
     expected = heads_width**-0.5 if case.scale is None else case.scale
@@ -74,13 +72,11 @@ def report_training_scale(case: Case) -> Iterator[Finding]:
 
 def check_match(match: Match) -> Iterator[Finding | Checked | Unknown]:
     """Yield results about the scale from the identified formula."""
-    wrong = find_mistake(match, "scale")
-    if wrong is not None:
-        yield Finding(wrong.kind, formula.describe_evidence(match, "scale"), wrong.cure, 2.1, "scale")
-    elif match.is_verified("scale"):
+    yield from mistakes.list_mistakes(match, ("scale",), 2.1)
+    if match.is_verified("scale"):
         what = f"{WHAT}, 1 = 1 / √1 for heads of width 1" if match.width == match.expected_scale == 1 else WHAT
-        yield Checked(what, formula.describe_equality(match))
-    elif not match.has_deviation("norm"):
+        yield Checked(what, mistakes.describe_equality(match))
+    elif not match.has_deviation("norm") and not match.has_deviation("scale"):
         needs = "a layer whose weights are not zero, or more tokens"
         yield Unknown(f"{WHAT}: every scale gives the same outputs", needs, is_required=True)
 

@@ -1,17 +1,18 @@
 """Check that each query's row of weights adds to one, over the keys."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from regard.examination import evidence
-from regard.examination.call_checks import row_checks
-from regard.examination.call_reading import log_weights, matrix_checks, sink_reading, weight_formulas
+from regard.examination.call_checks import all_checks
+from regard.examination.call_reading import matrix_checks, weight_formulas
 from regard.examination.case import Case
-from regard.examination.identify import formula, weight_reading
+from regard.examination.identify import mistakes, weight_reading
 from regard.examination.identify.match import Match
-from regard.examination.identify.mistakes import AXES, CAUSES, MASK, NORMS, SOFTMAX, find_mistake
+from regard.examination.identify.mistakes import AXES, MASK, NORMS, SOFTMAX, find_mistake
 from regard.examination.probes import future, padding
 from regard.examination.report import Checked, Finding, Unknown
 
@@ -28,7 +29,7 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
         return
     inputs = case.make_usual_inputs(1)
     module = case.subject.module
-    where = None if module is None else log_weights.find_log_weights(module, lambda: case.subject.call(*inputs))
+    where = None if module is None else matrix_checks.find_log_weights(module, lambda: case.subject.call(*inputs))
     if where is not None:
         does = f"in {where or 'the layer'} {NORMS['logarithm']}"
         yield Finding("not normalised", does, CURE, 2.2, "softmax", where)
@@ -38,9 +39,9 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
         yield found
         return
     if module is not None and any(case.recorded):
-        mistakes = list(matrix_checks.check_matrices(module, lambda: case.subject.call(*inputs), case.recorded))
-        if mistakes:
-            yield from mistakes
+        wrong = list(matrix_checks.check_matrices(module, lambda: case.subject.call(*inputs), case.recorded))
+        if wrong:
+            yield from wrong
             return
     if module is None:
         yield from matrix_checks.check_function(lambda: case.subject.call(*inputs))
@@ -49,7 +50,7 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
         results = list(read_or_infer_rows(weight_reading.get_double_case(case), by_values))
     except Exception:  # whatever a user's layer raises: another probe reports it
         results = [Unknown(f"whether {ROWS}", evidence.ALONE, is_required=True)]
-    recorded = row_checks.check_rows(case.inner_calls) if any(isinstance(one, Unknown) for one in results) else None
+    recorded = all_checks.check_rows(case.inner_calls) if any(isinstance(one, Unknown) for one in results) else None
     replaced = [one for one in results if is_missing(one) or (isinstance(recorded, Checked) and isinstance(one, Unknown))]
     if recorded is not None and replaced:
         results = [*(one for one in results if one not in replaced), recorded]
@@ -67,9 +68,9 @@ def find_by_values(case: Case, module: nn.Module) -> Finding | None:
         return None
     weights, best = case.weights_by_values, weight_reading.get_double_case(case)
     softmaxes, products = matrix_checks.record_softmaxes(lambda: best.subject.call(*best.make_usual_inputs()))
-    does = sink_reading.explain_sinks(module, weights, softmaxes)
+    does = weight_formulas.explain_sinks(module, weights, softmaxes)
     if does:
-        return Finding("wrong sinks", f"in the layer {does}", sink_reading.CURE, 2.2, "wrong sinks")
+        return Finding("wrong sinks", f"in the layer {does}", weight_formulas.SINKS, 2.2, "wrong sinks")
     does = weight_formulas.describe_late_mask(weights, softmaxes)
     if does:
         return Finding("not normalised", f"in the layer {does}", MASK, 2.2, "softmax")
@@ -101,18 +102,15 @@ def is_missing(one: Finding | Checked | Unknown) -> bool:
 
 def check_match(case: Case, match: Match) -> Iterator[Finding | Checked | Unknown]:
     """Yield results about mask, softmax and axis from the identified formula."""
-    for field in ("norm", "axis"):
-        wrong = find_mistake(match, field)
-        if wrong is not None:
-            yield Finding(wrong.kind, formula.describe_evidence(match, field), wrong.cure, 2.2, CAUSES[field])
+    yield from mistakes.list_mistakes(match, ("norm", "axis"), 2.2)
     wrong = find_mistake(match, "mask")
     if wrong is not None and match.variant.mask in NAMED:
         kind = wrong.kind if wrong.kind != "future leak" else get_leak_kind(case)
-        yield Finding(kind, f"{formula.describe_evidence(match, 'mask')}{describe_leak(case)}", wrong.cure, 2.3, "mask")
+        yield Finding(kind, f"{mistakes.describe_evidence(match, 'mask')}{describe_leak(case)}", wrong.cure, 2.3, "mask")
     if match.variant.norm == "plus one":
-        yield Checked(f"{ROWS} with a sink of 0: exp(scores) / (1 + Σ exp(scores))", formula.describe_equality(match))
+        yield Checked(f"{ROWS} with a sink of 0: exp(scores) / (1 + Σ exp(scores))", mistakes.describe_equality(match))
     elif all(match.is_verified(field) for field in ("norm", "axis")) and match.variant.mask != "zeroed weights":
-        yield Checked(f"{ROWS}, over the keys", formula.describe_equality(match))
+        yield Checked(f"{ROWS}, over the keys", mistakes.describe_equality(match))
     elif not match.has_deviation("norm") and not match.has_deviation("axis") and match.variant.mask != "zeroed weights":
         yield Unknown(
             "how weights are computed from scores: other formulas give the same outputs",
@@ -177,7 +175,7 @@ def explain_rows(case: Case, weights: Tensor, rows: Tensor, off: Tensor, seen: T
         return Finding("not normalised", sentence, CURE, 1.5, "softmax")
     if has_filled_keys(case):
         sentence += ", and to another number with one token less: keys that are not tokens have weight"
-        return Finding("not normalised", sentence, row_checks.FILLED, 1.5, "softmax")
+        return Finding("not normalised", sentence, all_checks.FILLED, 1.5, "softmax")
     return Unknown(
         f"whether {ROWS}: {sentence}, as with a sink", "the function without its sink" if of_function else evidence.ALONE
     )
@@ -233,8 +231,9 @@ def has_filled_keys(case: Case) -> bool:
     """Return whether an apparent sink differs at another length, as with keys that fill up a block."""
     if case.subject.form == "x" or not case.can_resize or case.shapes.tokens - case.shapes.gap < 3:
         return False
+    shorter = case.make_subcase(case.subject, replace(case.shapes, tokens=case.shapes.tokens - 1))
     try:
-        sinks = measure_sink(case), measure_sink(case.resize(case.shapes.tokens - 1))
+        sinks = measure_sink(case), measure_sink(shorter)
     except Exception:  # refusing another length is allowed
         return False
     return sinks[0] is not None and sinks[1] is not None and is_other_sink(sinks[0], sinks[1][:1, :, :1])
@@ -251,19 +250,6 @@ def check_constant_sequences(case: Case) -> Iterator[Finding | Checked | Unknown
     difference = max(float((one - rows[:, :1]).abs().max()) for one in outputs) / top
     if difference < weight_reading.get_tolerance(case) and len(outputs) > 1:
         yield Checked(f"{SAME}: for equal tokens every output is the same, at two lengths", f"to within {difference:.0e}")
-    elif (
-        len(outputs) > 1
-        and is_on_a_line(rows, case)
-        and is_length_dependent(outputs)
-        and future.find_hidden_future(case)[:, 0].any()
-    ):
-        sentence = (
-            f"for equal tokens, output 0 is {compute_distance_ratio(outputs):.2g} times as far from the last with one "
-            "token less"
-        )
-        yield Finding(
-            "not normalised", f"{sentence}: the sum of a row depends on tokens that it may not see", CURE, 0.9, "softmax"
-        )
     else:
         what = f"whether {ROWS}: outputs for equal tokens differ, due to positions, a residual or a sink"
         yield Unknown(what, evidence.ALONE, is_required=True)
@@ -282,27 +268,3 @@ def compute_constant_outputs(case: Case, t: int) -> Tensor:
     (x,) = case.make_inputs(t, case.shapes.batch, 5)
     (token,) = case.make_inputs(case.shapes.tokens, case.shapes.batch, 5)
     return case.run_subject(token[:, :1].expand_as(x).contiguous()).context.to("cpu", torch.float64)
-
-
-def is_on_a_line(rows: Tensor, case: Case) -> bool:
-    """Return whether outputs (b, t, c) differ, and only along one direction."""
-    difference = (rows - rows[:, -1:])[0]
-    if not difference.isfinite().all():
-        return False
-    sizes = torch.linalg.svdvals(difference)
-    return (
-        len(sizes) > 2
-        and float(sizes[0]) > 0
-        and float(sizes[1]) < max(weight_reading.get_tolerance(case), 1e-9) * float(sizes[0])
-    )
-
-
-def is_length_dependent(outputs: list[Tensor]) -> bool:
-    """Return whether the first output changes with the length."""
-    return float((outputs[0][:, 0] - outputs[1][:, 0]).abs().max()) > 1e-3 * float(outputs[0].abs().max())
-
-
-def compute_distance_ratio(outputs: list[Tensor]) -> float:
-    """Return the factor by which the first output's distance from the last changes with the length."""
-    first, second = (float((one[:, 0] - one[:, -1]).norm()) for one in outputs)
-    return second / first if first > 0 else 0.0

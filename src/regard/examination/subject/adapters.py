@@ -115,6 +115,11 @@ def find_held_module(plain: Any) -> nn.Module | None:
     return nn.ModuleList(modules) if len(modules) > 1 else modules[0] if modules else None
 
 
+def find_module(subject: object) -> nn.Module | None:
+    """Return the module that a subject is or calls; None if it has none."""
+    return find_held_module(get_uncompiled(subject)) if callable(subject) and not isinstance(subject, type) else None
+
+
 def has_value(cell: Any) -> bool:
     """Return whether a closure's variable has a value yet."""
     try:

@@ -11,7 +11,7 @@ from regard.errors import ConfigError, RegardError, ShapeError
 from regard.examination import mask_requirements
 from regard.examination.subject.adapters import SubjectAdapter
 from regard.examination.subject.call_conventions import PLAIN, Form
-from regard.examination.subject.snapshot import take_snapshot
+from regard.examination.subject.restore_state import take_snapshot
 from regard.mechanism import Mask
 
 HEADS, WIDTH = 3, 8  # of a function, which takes any sizes

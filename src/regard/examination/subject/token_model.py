@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError
 from regard.examination import dependency
-from regard.examination.subject.adapters import SubjectError, find_held_module, get_subject_name, get_uncompiled
+from regard.examination.subject.adapters import SubjectError, find_module, get_subject_name, get_uncompiled
 from regard.examination.subject.attention_output import list_parts
 from regard.examination.subject.inplace_writes import InplaceWrites
 from regard.examination.subject.restore_state import preserve_state
@@ -79,7 +79,7 @@ def make_token_model(subject: object, sample: Any = None, tokens: int = TOKENS, 
     sample of ids that is not (b, t) or (t,).
     """
     plain: Any = get_uncompiled(subject)
-    module = find_held_module(plain) if callable(plain) and not isinstance(plain, type) else None
+    module = find_module(subject)
     if module is None or (sample is None and module is not plain):
         return None
     name = get_subject_name(plain)
@@ -106,8 +106,7 @@ def make_token_model(subject: object, sample: Any = None, tokens: int = TOKENS, 
 
 def make_vector_model(subject: Any, x: Tensor, is_sampled: bool) -> TokenModel:
     """Return a module x -> y, or a function around it, as a model whose tokens are the vectors x (b, t, c)."""
-    plain = get_uncompiled(subject)
-    module = find_held_module(plain)
+    plain, module = get_uncompiled(subject), find_module(subject)
     assert module is not None
     return TokenModel(get_subject_name(plain), plain, module, x, x.shape[1], is_sampled=is_sampled)
 
@@ -205,6 +204,5 @@ def find_outputs(returned: Any, ids: Tensor) -> Tensor | None:
 @contextlib.contextmanager
 def use_evaluation_mode(subject: object) -> Iterator[None]:
     """Put a model into evaluation mode in the block and restore it afterwards; weights of large models are not copied."""
-    plain = get_uncompiled(subject)
-    with preserve_state(find_held_module(plain) if callable(plain) and not isinstance(plain, type) else None, COPIED):
+    with preserve_state(find_module(subject), COPIED):
         yield

@@ -14,7 +14,7 @@ from regard.examination import dependency
 from regard.examination.case import copy_module_as_double
 from regard.examination.report import Checked, Finding, Unknown
 from regard.examination.subject.attention_output import list_parts
-from regard.examination.subject.snapshot import take_snapshot
+from regard.examination.subject.restore_state import take_snapshot
 from regard.examination.subject.token_model import COPIED
 from regard.generate.kv_cache import Cache
 from regard.matmul import QuantizedLinear

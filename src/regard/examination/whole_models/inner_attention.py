@@ -5,15 +5,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
-from regard.examination import dependency
 from regard.examination.case import Case
 from regard.examination.subject.adapters import SubjectAdapter
 from regard.examination.subject.attention_output import AttentionOutput, extract_output
 from regard.examination.subject.call_conventions import AttentionFunction
 from regard.examination.subject.localize import hook_parts
+from regard.examination.subject.zero_weights import has_token_interaction
 
 TRIED = 3  # parts to identify, the outermost first
 
@@ -38,8 +37,9 @@ def find_attention_parts(case: Case) -> Iterator[Case]:
     """Yield a case for each part of a module in which tokens interact; the outermost first."""
     (x,) = case.make_usual_inputs()
     for given in sorted(record_part_calls(case, x), key=lambda one: one.name.count(".")):
-        if has_single_sequence(given, x) and has_token_interaction(given):
-            yield make_part_case(case, given)
+        part = make_part_case(case, given) if has_single_sequence(given, x) else None
+        if part is not None and has_token_interaction(part.subject, part.shapes):
+            yield part
 
 
 def find_identified_part(case: Case) -> tuple[Case | None, str]:
@@ -82,21 +82,6 @@ def has_single_sequence(given: PartCall, x: Tensor) -> bool:
 def is_sequence(value: Any, x: Tensor) -> bool:
     """Return whether a value is a sequence of vectors as long as x."""
     return isinstance(value, Tensor) and value.dim() == 3 and value.shape[:2] == x.shape[:2] and value.is_floating_point()
-
-
-def has_token_interaction(given: PartCall) -> bool:
-    """Return whether an output of a part moves with another token."""
-    x, call = given.x, make_part_call(given, given.part)
-    with torch.no_grad():
-        y = call(x).context
-        moved = torch.zeros(())
-        for j in (0, x.shape[1] - 1):
-            other = x.clone()
-            other[:, j] = x[:, j].roll(1, -1) + 1
-            change = (call(other).context - y).abs().amax((0, 2))
-            change[j] = 0
-            moved = torch.maximum(moved, change.nan_to_num().max().cpu())
-    return bool(moved > dependency.estimate_rounding(y.dtype) * y.nan_to_num().abs().max())
 
 
 def make_part_call(given: PartCall, part: nn.Module) -> AttentionFunction:

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from regard.examination import evidence, mask_requirements
 from regard.examination.layer_rules import LayerRules
+from regard.examination.probes.lengths import DRAW
+from regard.examination.probes.routed import record_routing
 from regard.examination.report import Checked, Finding
 from regard.examination.subject import localize
 from regard.examination.subject.adapters import SubjectError
-from regard.examination.subject.routing import record_routing
 from regard.examination.subject.token_model import TokenModel
 from regard.examination.whole_models.layer_masks import compare_layers, report_layers
 from regard.examination.whole_models.output_moves import compute_closure, compute_lasting_closure
@@ -31,7 +32,6 @@ CURE = (
     "separate in other modules."
 )
 ROUTE = "Choose for each token alone, or among the tokens before it: a top-k over a sequence lets later tokens displace it."
-DRAW = "Use no random numbers in evaluation, at any length: F.dropout(x, p, training=self.training)."
 
 
 class Replacement(NamedTuple):
@@ -101,7 +101,7 @@ def check_lengths(model: TokenModel, rules: LayerRules, offset: Offset, names: S
 def find_hidden_tokens(rules: LayerRules, t: int, offset: Offset, names: Sequence[str]) -> Tensor:
     """Return which tokens an output may not depend on through these layers, or any number of them, bool (t, t)."""
     if names:
-        return ~compute_closure([rules.get_table(name, 1, t, offset)[0] for name in names])
+        return ~compute_closure([mask_requirements.expand_mask(rules.get_rule(name), 1, t, t, offset)[0] for name in names])
     tables = [mask_requirements.expand_mask(rule, 1, t, t, offset)[0] for rule in rules.masks]
     return ~compute_lasting_closure(torch.stack(tables).any(0))
 

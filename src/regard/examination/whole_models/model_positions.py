@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from regard.examination import evidence
 from regard.examination.call_reading.inner_calls import CallCollector, InnerCall, record_inner_calls
-from regard.examination.call_reading.normalization_order import NormalizationWatcher
+from regard.examination.probes import order
 from regard.examination.report import Finding, Unknown
-from regard.examination.subject import position_tensors
 from regard.examination.subject.adapters import SubjectError
 from regard.examination.subject.token_model import TokenModel, record_lookups
 from regard.observe import interception
@@ -27,7 +26,7 @@ PLACES = "Give each token its position: positions = torch.arange(t), for an embe
 
 def check_positions(model: TokenModel, calls: Sequence[InnerCall]) -> Iterator[Finding | Unknown]:
     """Yield the result if no call sees the order of tokens, though the model holds positions that differ."""
-    held = {name: one for name, one in position_tensors.find_position_tensors(model.module).items() if has_different_rows(one)}
+    held = {name: one for name, one in order.find_position_tensors(model.module).items() if bool((one != one[:1]).any())}
     t = model.ids.shape[1]
     if not held or not calls or t < LEAST or any(one.has_positions for one in calls):
         return
@@ -47,11 +46,6 @@ def check_positions(model: TokenModel, calls: Sequence[InnerCall]) -> Iterator[F
     else:
         what = f"whether the order of tokens should matter: it does not, though there is {next(iter(held))}"
         yield Unknown(what, "a call in which the model uses it: lambda ids: model(ids, positions)")
-
-
-def has_different_rows(positions: Tensor) -> bool:
-    """Return whether the numbers of positions are not the same for all tokens, as zeros before training are."""
-    return bool((positions != positions[:1]).any())
 
 
 def reorder_tokens(ids: Tensor) -> Tensor:
@@ -88,8 +82,8 @@ def list_constant_positions(model: TokenModel, held: Iterable[str]) -> list[str]
     if model.call is not model.module:
         return []
     try:
-        module = position_tensors.require_position_gradients(copy.deepcopy(model.module))
-        found = position_tensors.find_position_tensors(module)
+        module = order.require_position_gradients(copy.deepcopy(model.module))
+        found = order.find_position_tensors(module)
         tensors = {name: found[name] for name in held if found[name].requires_grad}
         parts = [x for x in read_first_parts(module, model.ids) if x.requires_grad]
         if not parts or not tensors:
@@ -117,7 +111,7 @@ def find_table_of_ids(model: TokenModel, held: Iterable[str]) -> str | None:
 
 def has_gated_order(model: TokenModel) -> bool:
     """Return whether the order of tokens matters once positions and parameters that are zero are random numbers."""
-    module = position_tensors.randomize_positions(copy.deepcopy(model.module))
+    module = order.randomize_positions(copy.deepcopy(model.module))
     random = replace(model, call=module, module=module)
     first, other = (read_last_context(random, ids) for ids in (model.ids, reorder_tokens(model.ids)))
     return first is None or other is None or not is_same(first, other)
@@ -129,7 +123,7 @@ class FirstCallWatcher(CallCollector):
     needs_graph = True
 
     def __init__(self, modules: dict[str, nn.Module]) -> None:
-        super().__init__(modules, NormalizationWatcher([]))
+        super().__init__(modules)
         self.parts: list[Tensor] = []
 
     def handle_call(self, call: AttentionCall, adapter: CallAdapter, name: str, proceed: Callable[..., Any]) -> Any:

@@ -12,21 +12,24 @@ import torch
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.examination import mask_requirements, suggestions
+from regard.examination import mask_requirements
 from regard.examination.call_checks import all_checks, scale_checks
 from regard.examination.call_checks.head_checks import mixes_tokens
-from regard.examination.call_reading import log_scale, matrix_checks, table_reading
+from regard.examination.call_reading import matrix_checks, table_reading
 from regard.examination.call_reading.inner_calls import InnerCall, record_inner_calls
 from regard.examination.layer_rules import LayerRules
 from regard.examination.mask_requirements import make_later_table
+from regard.examination.probe_runner import IN_A_FUNCTION, suggest_part
+from regard.examination.probes import batch
 from regard.examination.probes.inference import check_inference
+from regard.examination.probes.lengths import DRAW
 from regard.examination.probes.raises import report_refusal
+from regard.examination.probes.routed import record_routing
 from regard.examination.progress import ExaminationProgress
 from regard.examination.report import Checked, Finding, Report, Unknown, Visibility, prepend_results
 from regard.examination.subject import localize
 from regard.examination.subject.adapters import SubjectError
 from regard.examination.subject.inplace_writes import watch_writes
-from regard.examination.subject.routing import record_routing
 from regard.examination.subject.token_model import (
     BATCH,
     MOST,
@@ -39,7 +42,7 @@ from regard.examination.subject.token_model import (
     use_evaluation_mode,
 )
 from regard.examination.time_limit import UNLIMITED, TimeLimit
-from regard.examination.whole_models import batch_places, cached_decoding, layer_dropout, model_lengths, model_positions, replay
+from regard.examination.whole_models import cached_decoding, model_lengths, model_positions, replay
 from regard.examination.whole_models.layer_masks import HIDE, LayerDifference, compare_layers, report_layers
 from regard.examination.whole_models.output_moves import (
     TRIED,
@@ -61,7 +64,6 @@ ATTEND = (
 )
 TURNED = "If it is intended to take ids (t, b): examine(lambda ids: model(ids.T).transpose(0, 1), sample=ids)."
 NONE = "a model that contains attention, with weights other than 0"
-DRAW = "Apply dropout in training only: nn.Dropout, or F.dropout(x, p, training=self.training)."
 LOAD = "Load or train these weights again: NaN or inf in them reaches every output."
 BLIND = "Fix that module. If it is attention, let each query see at least its own key: softmax over only -inf is NaN."
 EACH = "the logits of every token: examine(lambda ids: model(ids, ids)[0], sample=ids), if it returns them only with targets"
@@ -95,8 +97,8 @@ def examine_model(
     with use_evaluation_mode(subject), watch_writes(subject) as writes, limit.enforce():
         if vectors is None:
             tokens = rules.key_count or min(max(TOKENS, rules.required_tokens + SPARE), MOST)
-            batch = max(mask_requirements.choose_batch_size(rule) for rule in rules.masks)
-            model = make_token_model(subject, sample, tokens, batch)
+            sequences = max(mask_requirements.choose_batch_size(rule) for rule in rules.masks)
+            model = make_token_model(subject, sample, tokens, sequences)
         else:
             model = make_vector_model(subject, vectors, sample is not None)
         if model is None:
@@ -258,10 +260,10 @@ class ModelExamination:
             one.scale is not None and not scale_checks.is_near(one.scale, one.width**-0.5) for one in calls
         ):
             longer = self.record_longer_calls()
-            factor = log_scale.read_log_factor(calls, longer)
+            factor = scale_checks.read_log_factor(calls, longer)
             if factor is not None:
                 scale = factor * math.log(self.model.ids.shape[1])
-                yield log_scale.report_log_scale(factor, calls, longer)
+                yield scale_checks.report_log_scale(factor, calls, longer)
         replayed = replay.examine_layers(self.model.module, self.model.run, names, self.rules, scale)
         is_identified = bool(names) and {*names, *(name for name, _ in seeing.missed)} <= replayed.names
         needs = ""
@@ -277,7 +279,7 @@ class ModelExamination:
         if not seeing.missed and not seeing.has_cross_attention:
             yield from model_positions.check_positions(self.model, calls)
         yield from (one for one in replayed.results if isinstance(one, Checked) or (one.kind, one.layer) not in wrong)
-        yield from layer_dropout.check_layers(self.model, names, self.rules)
+        yield from replay.check_dropout(self.model, names, self.rules)
 
     def record_table_calls(self, calls: list[InnerCall]) -> list[InnerCall]:
         """Return the calls for many tokens, which show the rows of far distances; empty if no bias is rows of a table."""
@@ -303,8 +305,8 @@ class ModelExamination:
 
     def suggest_layer(self, names: Sequence[str]) -> str:
         """Return how to examine one of these layers alone, of those that were tried."""
-        found = suggestions.suggest_part(self.model.module, names, self.rules.masks[0], 0, "model")
-        return f"the layers one by one: {found}" if found else suggestions.FUNCTION
+        found = suggest_part(self.model.module, names, self.rules.masks[0], 0, "model")
+        return f"the layers one by one: {found}" if found else IN_A_FUNCTION
 
     def report_nonfinite(self, outputs: Tensor) -> Finding:
         """Return the finding of non-finite outputs, caused by a non-finite weight or by the first module that makes them so."""
@@ -325,7 +327,7 @@ class ModelExamination:
         b, i, _ = (int(n) for n in torch.unravel_index(change.argmax(), change.shape))
         where = localize.find_moving_module(self.model, self.model.ids, b, i)
         evidence = f"two calls in evaluation with the same tokens differ by {float(change.max()):.2g}"
-        evidence += f"; the first module that differs is {where}" if where else ""
+        evidence += format_module(where)
         return Finding("dropout in evaluation", evidence, DRAW, 3.0, "dropout")
 
     def check_cache(self, outputs: Tensor) -> Iterator[Finding | Checked | Unknown]:
@@ -383,7 +385,7 @@ class ModelExamination:
             evidence += format_module(where)
             yield Finding("batch leak", evidence, f"{MIX} {TURNED}" if has_tokens_first(self.model) else MIX, 1.2, "batch")
         elif not self.rules.is_batch_specific and not self.model.is_fixed:
-            yield from batch_places.check_model(self.model)
+            yield from check_places(self.model)
         evidence = f"a change of {least:.0e}, with outputs up to {float(outputs.abs().max()):.3g}, would be detected"
         if leaking.any() and not self.mixes_tokens and not self.has_leak:
             n = int(leaking.any(0).nonzero()[-1])
@@ -404,6 +406,18 @@ class ModelExamination:
                 what = "any property of the attention: no output depends on any other token"
                 yield Unknown(what, NONE, is_required=True)
         yield make_visibility(meets, found | (meets[:, moved.tokens] & ~real), moved, least)
+
+
+def check_places(model: TokenModel) -> Iterator[Finding]:
+    """Yield the finding of a model whose outputs depend on the place of a sequence in its batch."""
+    ids = torch.cat([model_lengths.draw_ids(model, model.ids.shape[1], seed) for seed in range(batch.BATCH)])
+    try:
+        outputs, again, turned = model.run(ids), model.run(ids), model.run(ids.roll(1, 0))
+    except SubjectError:  # it is made for another batch
+        return
+    if outputs is not None and again is not None and turned is not None:
+        moved = batch.measure_moves(outputs, again, turned)
+        yield from [batch.report_places(moved)] if moved else []
 
 
 def extract_outputs(returned: Any, ids: Tensor) -> Tensor:
