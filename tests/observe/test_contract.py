@@ -71,6 +71,17 @@ class Router(nn.Module):
         return torch.einsum("bte,bted->btd", self.gate(x).softmax(-1), outputs)
 
 
+class Predicted(nn.Module):
+    """Weights of places that each token predicts without keys. https://arxiv.org/abs/2005.00743"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place, self.value = nn.Linear(C, T), nn.Linear(C, C)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.place(x).softmax(-1) @ self.value(x)
+
+
 class Codebook(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -170,7 +181,7 @@ def test_an_activation_of_a_product_and_weights_that_code_names_are_calls_withou
     torch.testing.assert_close(found @ recording.values(0, kind="implicit"), output)
 
 
-@pytest.mark.parametrize("kind", [Pooling, Router, Codebook])
+@pytest.mark.parametrize("kind", [Pooling, Router, Codebook, Predicted])
 def test_normalized_weights_of_no_pair_of_tokens_are_kept_and_are_no_attention(kind, tmp_path):
     recording, _, _ = record_alone(kind())
     assert (recording.calls, recording.missed) == ([], [])

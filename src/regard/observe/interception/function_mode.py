@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from regard.observe.interception.call_dispatch import explain_error, report_missed
 from regard.observe.interception.function_roles import Role, find_activation_name
 from regard.observe.interception.functions.function_wrappers import classify_function
-from regard.observe.interception.handwritten.detection import HandwrittenTracker
+from regard.observe.interception.handwritten.detection import HandwrittenTracker, may_start
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
 from regard.observe.interception.handwritten.scores.weight_steps import WeightSteps
 from regard.observe.interception.handwritten.softmax.undivided_contexts import UndividedContexts
@@ -96,9 +96,7 @@ class AttentionFunctionMode(HandwrittenCalls, TorchFunctionMode):
             self.follow_undivided(func, name, args, kwargs, outputs)
         if kernel:
             report_missed(name, BY_ITSELF)
-        elif wrapper is None and (
-            self.tracker.may_start(role, name, args, outputs) or self.tracker.may_follow_any(args, kwargs)
-        ):
+        elif wrapper is None and (may_start(role, name) or self.tracker.may_follow_any(args, kwargs)):
             handwritten_call = self.follow_function(frames, func, name, role, args, kwargs, outputs)
         if handwritten_call is not None and isinstance(result, Tensor):
             result = outputs = self.intercept_handwritten(handwritten_call, result)

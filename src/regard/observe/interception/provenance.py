@@ -11,9 +11,8 @@ from regard.observe.interception.function_roles import Role, infer_role
 from regard.observe.interception.lookups import (
     IS_TENSOR,
     SHAPED,
-    Copy,
+    Indices,
     Layout,
-    Lookup,
     Shapes,
     find_shapes,
     put_table_first,
@@ -61,11 +60,9 @@ class Operation(NamedTuple):
     given: "list[weakref.ref[Tensor]]"
     sizes: list[int]
     results: "list[weakref.ref[Tensor]]"
-    lookup: Lookup | None = None  # of a gather
-    dim: Any = None  # of a sum, as it was given, or of windows, from the last; -1 of what cuts or rolls the last axis
+    lookup: Indices | None = None  # of a gather
     along: tuple[int, tuple[int, ...]] | None = None  # the axis of a pick or a running sum, and the shape of what it was given
     layout: Layout | None = None  # of a function that rearranges axes
-    copy: Copy | None = None  # of a function that may copy entries to another order in memory
     shapes: Shapes | None = None  # of a product, a slice or a module
 
 

@@ -97,9 +97,6 @@ class HookPoint(nn.Module):
         return x
 
 
-MASK = torch.zeros(T, T).masked_fill(~CAUSAL, -1e9)
-
-
 def list_unbatched_forms() -> dict[str, object]:
     """Of q, k and v (t, d): what a grammar of products, layouts and softmaxes does not have."""
     return {
@@ -110,9 +107,6 @@ def list_unbatched_forms() -> dict[str, object]:
         "inner": lambda q, k, v: torch.inner(torch.inner(q, k).softmax(-1), v.T),
         "multi_dot": lambda q, k, v: torch.linalg.multi_dot([(q @ k.T).softmax(-1), v, torch.eye(D)]),
         "vecdot": lambda q, k, v: torch.linalg.vecdot(q[:, None], k[None]).softmax(-1) @ v,
-        "sums of what was expanded": lambda q, k, v: (
-            (q @ k.T).softmax(-1).unsqueeze(-1).expand(T, T, D) * v.unsqueeze(0).expand(T, T, D)
-        ).sum(1),
         "mean": lambda q, k, v: ((q @ k.T).softmax(-1)[..., None] * v).mean(1) * T,
         "names of numpy": lambda q, k, v: ((q @ k.T).softmax(axis=-1)[..., None] * v[None]).sum(axis=1),
         "exponentials by names of numpy": lambda q, k, v: (e := (q @ k.T).exp()) / e.sum(axis=-1, keepdims=True) @ v,
@@ -134,9 +128,6 @@ def list_unbatched_forms() -> dict[str, object]:
         "2 ** x, divided late": lambda q, k, v: (e := 2 ** (q @ k.T / math.log(2))) @ v / e.sum(-1, keepdim=True),
         "in place": into_weights_in_place,
         "out=": out_of_place,
-        "addcdiv to a mask": lambda q, k, v: torch.addcdiv(MASK, q @ k.T, torch.tensor(3.0)).softmax(-1) @ v,
-        "addcmul in place": lambda q, k, v: (q @ k.T).addcmul_(MASK, torch.tensor(2.0), value=0.5).softmax(-1) @ v,
-        "repeat": lambda q, k, v: (q @ k.T).softmax(-1).repeat(1, 2) / 2 @ v.repeat(2, 1),
         "stack": lambda q, k, v: torch.stack([(q @ k.T).softmax(-1), (k @ q.T).softmax(-1)]) @ v,
         "top k into zeros": into_zeros_by_scatter,
         "a sink": with_a_sink,
@@ -213,22 +204,6 @@ class Own(nn.Module):
         return self.form(q, k, v) if self.part is None else self.form(q, k, v, self.part)
 
 
-class Outlook(nn.Module):
-    """VOLO's outlook attention: each place says, without keys, how its window is mixed. https://arxiv.org/abs/2106.13112"""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.v, self.attn = nn.Linear(C, C, bias=False), nn.Linear(C, 81 * H)
-
-    def forward(self, x: Tensor) -> Tensor:
-        b, t, c = x.shape
-        image = x.reshape(b, t, 1, c)
-        v = F.unfold(self.v(image).permute(0, 3, 1, 2), 3, padding=1).reshape(b, H, D, 9, t).permute(0, 1, 4, 3, 2)
-        attn = self.attn(image.flatten(1, 2)).reshape(b, t, H, 9, 9).permute(0, 2, 1, 3, 4) * D**-0.5
-        mixed = (attn.softmax(-1) @ v).permute(0, 1, 4, 3, 2).reshape(b, c * 9, t)
-        return F.fold(mixed, (t, 1), 3, padding=1)
-
-
 class Prompt(nn.Module):
     """PEFT's AdaptionPrompt: what attends as it did looks at learned tokens too, gated. https://arxiv.org/abs/2303.16199"""
 
@@ -262,19 +237,6 @@ class Latents(nn.Module):
         return (self.q(self.latents) @ self.k(x).mT).softmax(-1) @ x
 
 
-class Slots(nn.Module):
-    """Soft mixtures of experts: a slot is a learned query, and reads all tokens. https://arxiv.org/abs/2308.00951"""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.slots = nn.Parameter(torch.randn(C, D))
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits = torch.einsum("btc,cs->bts", x, self.slots)
-        slots = logits.softmax(1).mT @ x
-        return logits.softmax(-1) @ slots
-
-
 class OneHotTokens(nn.Module):
     """Tokens that are rows of zeros and ones, which a query reads as they are."""
 
@@ -287,28 +249,6 @@ class OneHotTokens(nn.Module):
         return (self.W_query(x) @ x.mT).softmax(-1) @ x
 
 
-class Synthesizer(nn.Module):
-    """Each query says, without keys, where it looks. https://arxiv.org/abs/2005.00743"""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.score, self.v = nn.Sequential(nn.Linear(C, C), nn.ReLU(), nn.Linear(C, T)), nn.Linear(C, C)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.score(x).softmax(-1) @ self.v(x)
-
-
-class SynthesizerOfChannels(nn.Module):
-    """The same with tokens behind their features, as convolutions have them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.score, self.v = nn.Conv1d(C, T, 1), nn.Conv1d(C, D, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.v(x.mT) @ self.score(x.mT).softmax(1)
-
-
 class Graph(nn.Module):
     """Attention of a graph's nodes, dense: a sum of a score of each node. https://arxiv.org/abs/1710.10903"""
 
@@ -318,18 +258,6 @@ class Graph(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.leaky_relu(self.left(x) + self.right(x).mT).softmax(-1) @ x
-
-
-class Efficient(nn.Module):
-    """Linear attention, whose keys are a softmax over the tokens. https://arxiv.org/abs/1812.01243"""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.project = nn.Linear(C, 3 * C)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.project(x).chunk(3, -1)
-        return q.softmax(-1) @ (k.softmax(1).mT @ v)
 
 
 class ScoredPairs(nn.Module):
@@ -386,7 +314,4 @@ class KeptKeys(nn.Module):
         return (x[:, -1:] @ self.keys[:, :T].mT).softmax(-1) @ self.values[:, :T]
 
 
-MODULES = [
-    *(Outlook, Prompt, OnePrompt, Latents, Slots, Synthesizer, SynthesizerOfChannels, Graph, Efficient, ScoredPairs, Additive),
-    *(Separate, KeptKeys, OneHotTokens),
-]
+MODULES = [Prompt, OnePrompt, Latents, Graph, ScoredPairs, Additive, Separate, KeptKeys, OneHotTokens]

@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -15,21 +14,6 @@ from observe.recording_checks import EQUAL, record_and_compare
 from regard.observe.interception.handwritten.softmax.undivided_contexts import BY_MORE, DIVIDED, UNFOLLOWED
 
 pytestmark = pytest.mark.usefixtures("in_float64")
-SLOTS = 3
-SOFTMAXES: dict[str, Callable[[Tensor, int], Tensor]] = {
-    "softmax": torch.softmax,
-    "exponentials": lambda s, dim: (e := s.exp()) / e.sum(dim, keepdim=True),
-    "normalize": lambda s, dim: F.normalize(torch.exp(s - s.amax(dim, keepdim=True)), 1.0, dim),
-    "logsumexp": lambda s, dim: torch.exp(s - torch.logsumexp(s, dim=dim).unsqueeze(dim)),
-    "logarithms of sums": lambda s, dim: (s - s.exp().sum(dim, keepdim=True).log()).exp(),
-    "a reciprocal": lambda s, dim: torch.mul((e := s.exp()).sum(dim, keepdim=True).add(1e-300).reciprocal(), e),
-    "in place": lambda s, dim: (
-        (e := s.sub(s.detach().amax(dim, keepdim=True)).exp_()) / e.sum(dim, keepdim=True).clamp(min=1e-9)
-    ),
-    "twice": lambda s, dim: torch.exp(s - s.max()) / torch.exp(s - s.max()).sum(dim, keepdim=True),
-    "masked by a product": lambda s, dim: (e := s.exp() * torch.ones(s.shape[1:])) / e.sum(dim, keepdim=True),
-    "masked in place": lambda s, dim: (e := s.exp().masked_fill(torch.zeros(s.shape[1:]).bool(), 0)) / e.sum(dim, keepdim=True),
-}
 
 
 def exponentials(q: Tensor, k: Tensor) -> Tensor:
@@ -55,14 +39,6 @@ def divide_by_a_channel(e: Tensor, v: Tensor) -> Tensor:
     return context / sums
 
 
-def write_rows(e: Tensor, v: Tensor) -> Tensor:
-    contexts = torch.empty_like(v)
-    for start in range(0, T, 2):
-        rows = slice(start, start + 2)
-        contexts[:, :, rows] = e[:, :, rows] @ v
-    return contexts / total(e)
-
-
 def divide_in_the_shape_of_the_context(e: Tensor, v: Tensor) -> Tensor:
     context = e @ v
     return context / total(e).expand_as(context).type_as(context)
@@ -86,13 +62,9 @@ DIVIDED_BY_SUMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "with heads side by side": lambda e, v: ((e @ v).transpose(1, 2) / total(e).transpose(1, 2)).transpose(1, 2),
     "with a column of ones": lambda e, v: divide_by_last(e @ torch.cat([v, torch.ones_like(v[..., :1])], -1)),
     "with a channel of ones": divide_by_a_channel,
-    "written into a tensor": lambda e, v: torch.empty_like(v).copy_(e @ v) / total(e),
-    "by einsum": lambda e, v: torch.einsum("bhtd,bht->bhtd", [torch.einsum("bhqk,bhkd->bhqd", [e, v]), 1 / e.sum(-1)]),
-    "by addcdiv": lambda e, v: torch.addcdiv(torch.zeros(()), e @ v, total(e)),
     "in the shape of the context": divide_in_the_shape_of_the_context,
     "after it was inspected": lambda e, v: inspect(e @ v) / total(e),
     "in blocks of rows": lambda e, v: torch.cat([rows @ v for rows in e.split(2, -2)], -2) / total(e),
-    "in rows that are written": write_rows,
     "head by head": lambda e, v: torch.stack([c / s for c, s in zip((e @ v).unbind(1), total(e).unbind(1), strict=True)], 1),
 }
 NOT_DIVIDED: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {  # and what the only note says
@@ -104,6 +76,7 @@ NOT_DIVIDED: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {  # an
     "by sums of all queries": (lambda e, v: (e / e.sum((-1, -2), keepdim=True)) @ v, DIVIDED),
     "by sums of other rows": (lambda e, v: (e @ v) / total(e).roll(1, -2), DIVIDED),
     "by more": (lambda e, v: (e @ v) / (1 + total(e)), BY_MORE),
+    "by einsum": (lambda e, v: torch.einsum("bhtd,bht->bhtd", e @ v, 1 / e.sum(-1)), UNFOLLOWED.format("einsum")),
     "before a function changes the context": (lambda e, v: (e @ v).tanh() / total(e), UNFOLLOWED.format("tanh")),
 }
 
@@ -200,59 +173,6 @@ def test_a_number_added_to_the_sums_is_a_sink_of_each_head_also_where_a_query_se
     recording, output = record_and_compare(nn.Sequential(part, nn.Identity()), lambda m: m(torch.randn(B, T, C)))
     torch.testing.assert_close(recording.map(0).dense() @ part.values, output, rtol=0, atol=EQUAL)
     assert not recording.notes
-
-
-# Exponentials of scores of single tokens, and of distances of numbers.
-
-
-@pytest.mark.parametrize("softmax", SOFTMAXES)
-@pytest.mark.parametrize(("width", "dim"), [(T, -1), (SLOTS, 1)])
-def test_weights_that_tokens_predict_are_recorded_as_they_are(softmax, width, dim):
-    class Predicted(nn.Module):
-        """Weights of places, or of slots that read all tokens, which each token predicts without keys."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.score, self.value = nn.Linear(C, width), nn.Linear(C, D)
-
-        def forward(self, x: Tensor) -> Tensor:
-            weights = SOFTMAXES[softmax](self.score(x), dim)
-            self.weights = (weights if dim == -1 else weights.mT).detach()
-            return (weights if dim == -1 else weights.mT) @ self.value(x)
-
-    part = Predicted()
-    recording, _ = record_and_compare(nn.Sequential(part), lambda m: m(torch.randn(B, T, C)))
-    torch.testing.assert_close(recording.map(0).dense()[:, 0], part.weights, rtol=0, atol=EQUAL)
-
-
-class Squares(nn.Module):
-    """A square matrix of weights that tokens predict, whose sums have lost their axis."""
-
-    def __init__(self, divide: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.score, self.divide = nn.Linear(C, T), divide
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.weights = self.divide(self.score(x).exp()).detach()
-        return self.divide(self.score(x).exp()) @ x
-
-
-SQUARES: dict[str, Callable[[Tensor], Tensor]] = {
-    "of columns": lambda e: (e / e.sum(0)).mT,
-    "of rows": lambda e: (e.mT / e.sum(1)).mT,
-    "of logarithms": lambda e: (s := e.log()).sub(s.logsumexp(0)).exp().mT,
-    "of the other axis": lambda e: e / e.sum(1),
-}
-
-
-@pytest.mark.parametrize("name", SQUARES)
-def test_the_sums_of_a_square_matrix_are_along_the_axis_that_they_state(name):
-    part = Squares(SQUARES[name])
-    recording, _ = record_and_compare(nn.Sequential(part), lambda m: m(torch.randn(T, C)))
-    if name == "of the other axis":
-        assert not recording.calls
-    else:
-        torch.testing.assert_close(recording.map(0).dense()[0, 0], part.weights, rtol=0, atol=EQUAL)
 
 
 def test_the_distances_of_single_numbers_are_scores():

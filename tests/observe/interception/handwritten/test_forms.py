@@ -182,9 +182,6 @@ def add_a_term(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (s + (q @ term).flatten(2).reshape_as(s)).softmax(-1) @ v
 
 
-TABLE = torch.randn(T, T, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-
-
 class BiasOfPositions(nn.Module):
     """Scores with a bias of each head added, as RelPosBias of timm."""
 
@@ -204,12 +201,8 @@ NOTED = {  # forms of q, k and v, and what the only note says
         (lambda q, k, v, add: add(scores(q, k)).softmax(-1) @ v, BiasOfPositions()),
         "made by BiasOf",
     ),
-    "a table that is written into": (
-        lambda q, k, v: TABLE.repeat(B, H, 1, 1).addcdiv_(scores(q, k), torch.tensor(2.0), value=0.3).softmax(-1) @ v,
-        "is stored as it is, for each query and key",
-    ),
     "a factor of each query": (
-        lambda q, k, v: torch.einsum("bhqk,bhq->bhqk", scores(q, k).softmax(-1), q.mean(-1).sigmoid()) @ v,
+        lambda q, k, v: (scores(q, k).softmax(-1) * q.mean(-1, keepdim=True).sigmoid()) @ v,
         "multiplied by a gate",
     ),
     "a boolean mask that is added": (lambda q, k, v: (scores(q, k) + CAUSAL).softmax(-1) @ v, "it adds a boolean mask"),

@@ -69,10 +69,6 @@ def score_by_matrices(multiply: Callable[[Tensor, Tensor], Tensor]) -> Callable[
     return score
 
 
-def sum_products(q: Tensor, k: Tensor, layout: str) -> Tensor:
-    return (put_tokens_last(q, layout).unsqueeze(-2) * put_tokens_last(k, layout).unsqueeze(-3)).sum(-1)
-
-
 PRODUCTS: dict[str, Callable[[Tensor, Tensor, str], Tensor]] = {
     "@": lambda q, k, layout: put_tokens_last(q, layout) @ put_tokens_last(k, layout).mT,
     "matmul": lambda q, k, layout: torch.matmul(put_tokens_last(q, layout), put_tokens_last(k, layout).transpose(-1, -2)),
@@ -80,7 +76,6 @@ PRODUCTS: dict[str, Callable[[Tensor, Tensor, str], Tensor]] = {
     "keys first": lambda q, k, layout: (put_tokens_last(k, layout) @ put_tokens_last(q, layout).mT).transpose(-1, -2),
     "bmm": score_by_matrices(torch.bmm),
     "baddbmm": score_by_matrices(lambda q, k: torch.baddbmm(q.new_zeros(1), q, k, beta=0)),
-    "sums": sum_products,
     "tensordot": lambda q, k, layout: torch.tensordot(q, k, ([1], [1])),
     "linear": lambda q, k, layout: F.linear(q, k),
     "mm": lambda q, k, layout: torch.mm(q, k.t()),

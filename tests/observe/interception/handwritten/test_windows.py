@@ -4,8 +4,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import RTDetrV2Config
-from transformers.models.rt_detr_v2.modeling_rt_detr_v2 import RTDetrV2MultiscaleDeformableAttention
 
 from observe.recording_checks import EQUAL, record_and_compare
 
@@ -57,19 +55,12 @@ def unfold(x: Tensor) -> Tensor:
 
 WINDOWS = {  # of x (b, c, rows, columns), as (b, c, k, ...)
     "an index": lambda x: x.flatten(2)[:, :, find_neighbors()].transpose(2, 3),
-    "index_select": lambda x: x.flatten(2).index_select(2, find_neighbors().T.flatten()).view(B, C, K, T),
     "gather": gather,
-    "take_along_dim": lambda x: torch.take_along_dim(x.flatten(2).unsqueeze(2), find_neighbors().T[None, None], 3),
     "F.unfold": lambda x: F.unfold(x, 3, DILATION, DILATION).view(B, C, K, T),
-    "nn.Unfold": lambda x: UNFOLD(x).view(B, C, K, T),
     "Tensor.unfold": unfold,
     "rolls": lambda x: torch.stack([x.roll(shift, (2, 3)) for shift in SHIFTS], 2),
-    "cuts": lambda x: torch.stack(cut(x), 2),
-    "cuts in rows": lambda x: torch.stack([torch.stack(cut(x)[n : n + 3], 2) for n in (0, 3, 6)], 2).flatten(2, 3),
-    "joined cuts": lambda x: torch.cat([one.unsqueeze(2) for one in cut(x)], 2),
     "written": write,
 }
-UNFOLD = nn.Unfold(3, DILATION, DILATION)
 
 
 def multiply(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -139,7 +130,7 @@ class Attend(nn.Module):
         return add_up(q, k, v.contiguous())
 
 
-@pytest.mark.parametrize("windows", ["gather", "nn.Unfold", "rolls", "cuts"])
+@pytest.mark.parametrize("windows", ["gather", "rolls"])
 def test_windows_that_another_module_gathered_are_recorded(windows):
     part = Neighborhood(WINDOWS[windows], Attend())
     recording, _ = record_and_compare(nn.Sequential(part), lambda model: model(torch.randn(B, C, ROWS, COLUMNS)))
@@ -147,97 +138,6 @@ def test_windows_that_another_module_gathered_are_recorded(windows):
     assert (call.name, call.kind) == ("0.attend", "self")
     found, expected = (x.reshape(B, K, T).sort(2).values for x in (call.map.dense().view(B, T, K).mT, part.weights))
     torch.testing.assert_close(found, expected, rtol=0, atol=EQUAL)
-
-
-class DynamicConvolution(nn.Module):
-    """A row of weights for each token and head, of the tokens before it. https://arxiv.org/abs/1901.10430"""
-
-    TOKENS, PLACES, STEP = 11, 3, 2
-
-    def __init__(self, style: str) -> None:
-        super().__init__()
-        self.style, self.num_heads = style, H
-        self.weigh, self.value = nn.Linear(C, H * self.PLACES), nn.Linear(C, C)
-
-    def forward(self, x: Tensor) -> Tensor:
-        weights, v = self.weigh(x).unflatten(-1, (H, -1)).softmax(-1), self.value(x)
-        self.weights = weights.detach().flatten(0, 1)
-        width = self.STEP * (self.PLACES - 1)
-        padded = F.pad(v, (0, 0, width, 0))
-        index = torch.arange(self.TOKENS)[:, None] + self.STEP * torch.arange(self.PLACES)
-        if self.style == "an index":
-            windows = padded[:, index]
-        elif self.style == "gather":
-            windows = padded.gather(1, index.view(1, -1, 1).expand(B, -1, C)).unflatten(1, index.shape)
-        elif self.style == "cuts":
-            windows = torch.stack([padded[:, n : n + self.TOKENS] for n in range(0, width + 1, self.STEP)], 2)
-        else:
-            windows = padded.unfold(1, width + 1, 1)[..., :: self.STEP].transpose(2, 3)
-        windows = windows.unflatten(-1, (H, D))  # (b, t, k, h, d)
-        if self.style == "an index":
-            return torch.einsum("bthk,btkhd->bthd", weights, windows).flatten(2)
-        return (weights.transpose(2, 3).unsqueeze(-1) * windows).sum(2).flatten(2)
-
-
-class TokensFirst(DynamicConvolution):
-    """As fairseq writes it, tokens first: heads are in the batch."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        x, n = x.transpose(0, 1), self.PLACES  # (t, b, c)
-        weights = F.softmax(self.weigh(x).view(-1, n), dim=1)
-        self.weights = weights.detach().view(-1, H, n)
-        padded = F.pad(x, (0, 0, 0, 0, n - 1, 0))
-        if self.style == "strided":
-            windows = padded.as_strided((len(x), B, C, n), (B * C, C, 1, B * C)).view(-1, D, n)
-        else:
-            windows = padded.unfold(0, n, 1).reshape(-1, D, n)
-        if self.style == "summed":
-            return (windows * weights.unsqueeze(1)).sum(-1).view(x.shape).transpose(0, 1)
-        return torch.bmm(windows, weights.unsqueeze(2)).view(x.shape).transpose(0, 1)
-
-
-@pytest.mark.parametrize(
-    "part",
-    [
-        *(pytest.param(DynamicConvolution(style), id=style) for style in ("an index", "gather", "cuts", "unfold")),
-        *(pytest.param(TokensFirst(style), id=f"tokens first, {style}") for style in ("strided", "unfolded", "summed")),
-    ],
-)
-def test_a_dynamic_convolution_has_a_row_for_each_token(part):
-    recording, _ = record_and_compare(nn.Sequential(part).double(), lambda model: model(torch.randn(B, part.TOKENS, C)))
-    (call,) = recording.calls
-    assert call.kind == "cross"
-    assert call.map.shape == (B * part.TOKENS, H, 1, part.PLACES)
-    torch.testing.assert_close(call.map.dense().squeeze(2), part.weights, rtol=0, atol=EQUAL)
-
-
-@pytest.mark.parametrize("is_inference", [False, True], ids=["", "inference"])
-def test_deformable_attention_has_the_weights_of_the_pixels_that_it_picks(is_inference):
-    """As RT-DETRv2 does with decoder_method="discrete"."""
-    config = RTDetrV2Config(
-        d_model=8, decoder_attention_heads=H, decoder_n_levels=2, decoder_n_points=3, decoder_method="discrete"
-    )
-    part, queries = RTDetrV2MultiscaleDeformableAttention(config), 5
-    shapes = [(4, 6), (2, 3)]
-    with torch.no_grad():
-        for one in part.parameters():
-            one.normal_()
-    given = {
-        "hidden_states": torch.randn(B, queries, 8),
-        "encoder_hidden_states": torch.randn(B, 30, 8),
-        "reference_points": torch.rand(B, queries, 1, 4),
-        "spatial_shapes": torch.tensor(shapes),
-        "spatial_shapes_list": shapes,
-    }
-    with torch.inference_mode(is_inference):
-        recording, (_, weights) = record_and_compare(nn.ModuleList([part]), lambda model: model[0](**given))
-        (call,) = recording.calls
-        found = call.map.dense()
-    assert call.kind == "cross"
-    assert found.shape == (B * queries, H, 1, 6)
-    expected = part.attention_weights(given["hidden_states"]).view(B * queries, H, 1, 6).softmax(-1)
-    torch.testing.assert_close(found, expected, rtol=0, atol=EQUAL)
-    assert torch.equal(weights.flatten(), expected.flatten())
 
 
 class DeformableAttention(nn.Module):
@@ -279,28 +179,22 @@ def test_deformable_attention_by_grid_sample_has_the_weights_of_the_places_that_
 class WeightedInPlace(nn.Module):
     """Values that are overwritten before their products with weights are summed."""
 
-    def __init__(self, style: str) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.style, self.weigh, self.project = style, nn.Linear(C, 3), nn.Linear(C, 3 * C)
+        self.project = nn.Linear(C, 3 * C)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.style == "windows":
-            windows = F.pad(x, (0, 0, 2, 0)).unfold(1, 3, 1).clone()
-            return windows.mul_(self.weigh(x).softmax(-1).unsqueeze(-2)).sum(-1)
         q, k, v = self.project(x).chunk(3, -1)
         values = v.unsqueeze(1).clone()
-        weights = (q @ k.mT).softmax(-1).unsqueeze(-1)
-        assert self.style == "values"
-        weighted = values * weights
+        weighted = values * (q @ k.mT).softmax(-1).unsqueeze(-1)
         values.zero_()
         return weighted.sum(2)
 
 
-@pytest.mark.parametrize("style", ["windows", "values"])
-def test_values_that_were_overwritten_are_missed(style):
+def test_values_that_were_overwritten_are_missed():
     with torch.no_grad():
-        part = nn.Sequential(WeightedInPlace(style))
-        recording, _ = record_and_compare(part, lambda model: model(torch.randn(B, 7, C)), missing=True)
+        model = nn.Sequential(WeightedInPlace())
+        recording, _ = record_and_compare(model, lambda m: m(torch.randn(B, 7, C)), missing=True)
     assert not recording.calls
     assert len(recording.missed) == 1
 
@@ -334,5 +228,5 @@ def test_windows_of_keys_and_values_are_self_attention(axes):
     (call,) = recording.calls
     found = call.map.dense()
     assert call.kind == "self"
-    assert ["each query has keys and values of its own" in note for note in recording.notes] == [True]
+    assert len(recording.notes) == 1
     torch.testing.assert_close(found.flatten(), part.weights.flatten(), rtol=0, atol=EQUAL)

@@ -1,29 +1,25 @@
 """Detection of handwritten attention: softmax weights multiplied with values and summed, with no kernel to record.
 
 Scores and weights are followed through every function. A product of weights with values is attention where the values are
-tokens, neither parameters nor constants, and either
-- the scores are of pairs of tokens: a product, a distance or a network of two, whatever turned them into weights; or
-- they are a softmax of anything, and several rows of weights share the values, or the values are windows of tokens; rows within
-  each token, as of the streams of hyper-connections, do not count.
-Other weights that a softmax made and a product sums, as of pooling, a router or a codebook, are `other_weights`.
+tokens, neither parameters nor constants, and the scores are of pairs of tokens: a product, a distance or a network of two,
+whatever turned them into weights. Other weights that a softmax made and a product sums, as of pooling, a router, a codebook or
+places that each token predicts, are `other_weights`.
 """
 
 import weakref
+from functools import cache
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from regard.observe.interception.function_roles import POWERS, Role, infer_role, name_exponential, strip_affixes
+from regard.observe.interception.function_roles import BASES, POWERS, Role, infer_role, name_exponential, strip_affixes
 from regard.observe.interception.handwritten.ancestors.ancestor_search import has_tokens, is_residual
-from regard.observe.interception.handwritten.ancestors.token_pairs import find_pair
-from regard.observe.interception.handwritten.ancestors.windows import weighs_copies
+from regard.observe.interception.handwritten.ancestors.token_pairs import find_pair, is_broadcast_pair
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
 from regard.observe.interception.handwritten.product_roles import sums_tokens
 from regard.observe.interception.handwritten.product_tracker import ProductTracker
-from regard.observe.interception.handwritten.products.labelled_product import separate_entry_factors
-from regard.observe.interception.handwritten.products.score_form import QUOTIENTS
 from regard.observe.interception.handwritten.products.traces import TraceKind, is_followable, join_roots, list_parts
+from regard.observe.interception.handwritten.score_tracker import NO_PRODUCT
 from regard.observe.interception.handwritten.scores.head_mixing import describe_mixing, has_projection, is_head_mixing
 from regard.observe.interception.handwritten.scores.moved_entries import (
     fills_followed,
@@ -32,23 +28,12 @@ from regard.observe.interception.handwritten.scores.moved_entries import (
     keep_places,
     settle_all,
 )
-from regard.observe.interception.handwritten.scores.row_edits import find_scaled, find_shifted
 from regard.observe.interception.handwritten.scores.trace_axes import follow_axes, keep_undropped
-from regard.observe.interception.handwritten.softmax.divided_exponentials import (
-    EXPONENTIALS,
-    POSITIVE,
-    find_divided,
-    may_divide_by_sums,
-)
 from regard.observe.interception.handwritten.weight_tracker import activate
 from regard.observe.interception.provenance import JOINS, LIKE_ANOTHER, ModuleFrame
 from regard.observe.interception.tensor_arguments import find_tensors, list_entries, list_objects
 
 STARTS = (Role.SOFTMAX, Role.LOG_SOFTMAX, Role.PRODUCT, Role.DISTANCE, Role.SUM)
-GATES = {"exp", "exp2", "sigmoid", "special_expit"}  # which turn each score into a weight, unlike what a softmax follows
-GATES_OR_POSITIVE = GATES | POSITIVE
-POSITIVE_MODULES = {nn.Sigmoid, nn.Softplus}
-DIVIDES_GATES = QUOTIENTS | {"normalize"}
 USES = (Role.PRODUCT, Role.MULTIPLY, Role.SUM)  # of weights, which UsedWeights follows
 STRAIGHT = (nn.Dropout, nn.Identity)  # parameterless modules that do not turn scores into weights
 
@@ -64,15 +49,6 @@ class HandwrittenTracker(ProductTracker):
         ids = [*map(id, list_objects(args, kwargs))]
         return not (traces.keys().isdisjoint(ids) and used.keys().isdisjoint(ids))
 
-    def may_start(self, role: Role | None, name: str, args: Any, y: Any) -> bool:
-        """Return False only if no followed tensor may start with the result y of a function of others: quick, too."""
-        may_divide = self.has_exponentials and may_divide_by_sums(name, args)
-        may_divide = may_divide or (self.has_gates and strip_affixes(name) in DIVIDES_GATES)
-        if role is Role.MULTIPLY:
-            return may_divide or self.entry_products.can_add(args, y)
-        is_gate = role is Role.NONLINEAR and strip_affixes(name) in GATES_OR_POSITIVE
-        return may_divide or is_gate or role in STARTS
-
     def follow_function(
         self, frames: list[ModuleFrame], func: Any, name: str, role: Role | None, args: Any, kwargs: Any, result: Any
     ) -> HandwrittenCall | None:
@@ -81,25 +57,11 @@ class HandwrittenTracker(ProductTracker):
             name, role = "maximum", infer_role("maximum")
         if name in POWERS and len(args) == 2 and (power := name_exponential(name, args)):
             name, role, args = power, Role.NONLINEAR, tuple(x for x in args if isinstance(x, Tensor))
-        if name == "normalize" and (self.has_exponentials or self.has_gates):
-            role = Role.MULTIPLY  # by one over the sum, perhaps
-        factors = separate_entry_factors(args) if name == "einsum" and self.may_follow_any(args, kwargs) else None
-        if factors is not None:
-            func, name, role = torch.mul, "mul", Role.MULTIPLY
-            args = factors[0], self.follow_layout(frames, *factors[1:])
         call = self.follow_operation(frames, func, name, role, args, kwargs, result)
         results = list_followable(result)
         if call is None and results and (self.used.has_any or (self.traces and role in USES)):
             self.used.follow_function(self, frames, name, role, args, kwargs, results)
         return call
-
-    def follow_layout(self, frames: list[ModuleFrame], x: Tensor, order: list[int], shape: list[int]) -> Tensor:
-        """Return a tensor with its dimensions in an order and of a shape, followed if the tensor is."""
-        permuted = x.permute(order)
-        self.follow_operation(frames, Tensor.permute, "permute", None, (x, order), {}, permuted)
-        y = permuted.reshape(shape)
-        self.follow_operation(frames, Tensor.reshape, "reshape", None, (permuted, shape), {}, y)
-        return y
 
     def follow_operation(
         self, frames: list[ModuleFrame], func: Any, name: str, role: Role | None, args: Any, kwargs: Any, result: Any
@@ -109,38 +71,21 @@ class HandwrittenTracker(ProductTracker):
         tensors = tensors[:1] if strip_affixes(name) in LIKE_ANOTHER else tensors
         results = list_followable(result)
         traced = self.mark_edits(name, tensors, results)
-        core = strip_affixes(name)
-        is_gate = role is Role.NONLINEAR and core in GATES
-        self.has_exponentials |= is_gate and core in EXPONENTIALS
-        self.has_gates |= core in POSITIVE
-        if not results or not (traced or role in STARTS or role is Role.MULTIPLY or is_gate):
+        if not results or not (traced or may_start(role, name)):
             return None
         moves = is_replayed(name) and not fills_followed(name, args, traced)
         traced = traced if moves else settle_all(self, traced)
-        if role is Role.SUM and tensors and self.entry_products.find(tensors[0]):
-            if self.follow_summed_product(frames, name, args, kwargs, tensors[0], results[0]):
-                return None
-            traced = self.find_all(tensors)
         if role in (Role.PRODUCT, Role.DISTANCE):
             return self.follow_product(frames, role, name, args, kwargs, results[0])
-        is_same = any(x.shape == results[0].shape for x, _ in traced)  # scores or weights that are followed
         if role in (Role.SOFTMAX, Role.LOG_SOFTMAX):
             axis = kwargs.get("dim", args[1] if len(args) > 1 and type(args[1]) is int else -1)
             scores = next((weakref.ref(x) for x in tensors), None)
             self.follow_softmax(frames[-1], role, name, scores, axis, traced, results[0])
-        elif not is_same and (softmax := find_divided(frames[-1], name, args, kwargs)) is not None:
-            scores, axis, function = softmax
-            self.follow_softmax(frames[-1], Role.SOFTMAX, function, scores, axis, [], results[0])
         elif not traced:
-            self.follow_unknown(frames, role, name, args, tensors, results[0])
+            self.follow_unknown(frames, role, name, tensors, results[0])
         else:
             others = [x for x in tensors if x.is_floating_point() and self.find(x) is None and has_tokens(frames[-1], x)]
             x, trace = max(traced, key=lambda one: (one[1].kind, one[1].form is not None))
-            shifted, scaled = find_shifted(role, traced, results[0]), find_scaled(role, traced, results[0])
-            if shifted is not None:
-                x, trace = shifted[0], shifted[1]._replace(changes=(*shifted[1].changes, trace.function))
-            elif scaled is not None:
-                x, trace = scaled
             if len(traced) > 1:
                 pairs = any(one.pairs for _, one in traced)
                 size = results[0].numel() if name in JOINS else max(one.size for _, one in traced)
@@ -153,8 +98,6 @@ class HandwrittenTracker(ProductTracker):
                 weighted = [v for v, one in traced if one.kind is TraceKind.WEIGHTED]
                 adds = strip_affixes(name) == "addcmul" and x is args[0] and len(traced) > 1  # further products
                 several, role = len(weighted) > 1 or adds, Role.ADD if adds else role
-                if not trace.pairs and (several or role is Role.SUM) and weighs_copies(frames, weighted):
-                    trace = trace._replace(pairs=True)
                 return self.follow_sum(role, name, args, kwargs, x, trace, several, others, results)
             if role is Role.ADD and trace.kind is TraceKind.SCORES and any(is_residual(frames, v, x) for v in others):
                 self.drop(results[0])  # features, which a layer adds to its input
@@ -166,23 +109,21 @@ class HandwrittenTracker(ProductTracker):
                     follow_places(self, func, name, args, kwargs, traced, results)
         return None
 
-    def follow_unknown(
-        self, frames: list[ModuleFrame], role: Role | None, name: str, args: Any, tensors: list[Tensor], y: Tensor
-    ) -> None:
+    def follow_unknown(self, frames: list[ModuleFrame], role: Role | None, name: str, tensors: list[Tensor], y: Tensor) -> None:
         """Follow the result y of a function of tensors that are not followed."""
-        if role is Role.MULTIPLY:
-            self.entry_products.add(name, args, y)
+        function = strip_affixes(name)
+        if function in BASES and is_broadcast_pair(frames[-1], weakref.ref(tensors[0]), y.numel()):
+            dims = self.table.add_dims(y.shape)
+            self.start(y, TraceKind.WEIGHTS, pairs=True, function=function, dims=dims, changes=(NO_PRODUCT,))
         if tensors and y.numel() < tensors[0].numel():
-            self.follow_features(frames, tensors[0], y)
+            self.follow_features(frames, role, tensors[0], y)
 
     def follow_module(self, frames: list[ModuleFrame], child: nn.Module, x: Tensor, y: Any) -> None:
         """Follow a module that cannot attend: dropout, one that mixes heads, or a network that scores pairs."""
-        self.has_gates |= type(child) in POSITIVE_MODULES
         if y is x or not is_followable(y) or not (self.traces or y.shape[-1:] == (1,)):
             return  # y is x for a module that hooks are put on
-        self.has_gates |= y.shape[-1:] == (1,)
         if y.shape[-1:] == (1,) and y.shape[:-1] == x.shape[:-1] and x.shape != y.shape:
-            pair = find_pair(frames[-1], x, over_last=True)
+            pair = find_pair(frames[-1], x, x.shape[-1])
             if pair is not None:
                 self.start_scores(frames, y, pair)
                 return
@@ -210,6 +151,12 @@ class HandwrittenTracker(ProductTracker):
             if trace.kind is TraceKind.SCORES and trace.pairs and not plain:
                 trace = trace._replace(kind=TraceKind.WEIGHTS, function=type(child).__name__, size=y.numel())
             self.follow(y, trace)
+
+
+@cache
+def may_start(role: Role | None, name: str) -> bool:
+    """Return whether a function may make scores or weights of tensors that are not followed. Cached per name."""
+    return role in STARTS or strip_affixes(name) in BASES
 
 
 def list_followable(result: Any) -> list[Tensor]:

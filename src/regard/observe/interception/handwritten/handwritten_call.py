@@ -18,7 +18,6 @@ from regard.observe.interception.attention_call import AttentionCall, CallAdapte
 from regard.observe.interception.function_roles import BASES
 from regard.observe.interception.functions.distributed_tensors import RankSplit, distribute_like, find_split, take_local
 from regard.observe.interception.handwritten.ancestors.layouts import KEEPS_NUMBERS
-from regard.observe.interception.handwritten.ancestors.windows import multiplies_tokens, name_windows
 from regard.observe.interception.handwritten.products.head_guesses import note_guess
 from regard.observe.interception.handwritten.products.labelled_product import LabelledProduct
 from regard.observe.interception.handwritten.products.tensor_axes import AxisTable, Dims
@@ -38,8 +37,6 @@ from regard.observe.interception.plain_tensors import UNFOLLOWED, UnreadableErro
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.thread_state import STATE
 
-OWN_KEYS = "each query has keys and values of its own, as in attention over windows"
-OWN_VALUES = "each query has values of its own, as in {}"
 GATED = "its weights are multiplied by a gate after the softmax, which the map leaves out"
 
 
@@ -177,7 +174,8 @@ def build_call(
     functions = (trace.function,) if trace.activated is None else (trace.function, *trace.activated.functions)
     has_exponentials = any(one in BASES for one in functions)
     is_exponential = has_exponentials and not trace.extent  # unlike that of a log_softmax
-    if is_exponential and not MAXIMA_OF_TWO.isdisjoint(trace.changes):
+    made_by = {trace.function, *trace.changes}
+    if made_by & MAXIMA_OF_TWO and made_by & BASES.keys():
         raise UnreadableError(UNFOLLOWED)  # an online softmax, over a block of keys
     divisor = None if not is_exponential or has_unit_rows(matrix, trace.eps) else matrix.sum(-1, keepdim=True)
     if trace.form is not None:
@@ -199,12 +197,6 @@ def build_call(
             reason = f"its formula differs from its weights by {difference:.2g}"
         except UnreadableError as error:
             reason = str(error)
-    weights, values, frames = product_call.tensor, product_call.values, STATE.frames
-    if not (trace.pairs or groups.queries) and (title := name_windows(frames, weights, values, trace.extent)):
-        if multiplies_tokens(frames[-1], weights):
-            return store_weights(trace, matrix, v, kernel, reason or OWN_KEYS), None
-        reason = "; ".join(filter(None, (reason, OWN_VALUES.format(title))))
-        return replace(store_weights(trace, matrix, v, kernel, reason), is_cross=True), None
     return store_weights(trace, matrix, v, kernel, reason or describe_unknown(product_call)), None
 
 

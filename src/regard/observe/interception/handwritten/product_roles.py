@@ -2,50 +2,20 @@
 
 import math
 import weakref
-from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
 from regard.observe.interception.function_roles import strip_affixes
 from regard.observe.interception.handwritten.ancestors.ancestor_search import has_tokens
-from regard.observe.interception.handwritten.ancestors.generated_matrices import multiplies_generated_matrix
-from regard.observe.interception.handwritten.ancestors.projections import find_projection, has_features_last
-from regard.observe.interception.handwritten.ancestors.query_axes import list_axes
-from regard.observe.interception.handwritten.ancestors.row_provenance import find_places_of_argument
-from regard.observe.interception.handwritten.ancestors.windows import reads_windows
+from regard.observe.interception.handwritten.ancestors.query_axes import find_row_axes, list_axes
 from regard.observe.interception.handwritten.products.labelled_product import (
     LabelledProduct,
-    Labels,
-    find_axes,
     label_terms,
 )
 from regard.observe.interception.handwritten.products.tensor_axes import AxisTable, Dims
 from regard.observe.interception.handwritten.products.traces import Trace, Traced, TraceKind, Traces
 from regard.observe.interception.provenance import TOKEN, ModuleFrame
-
-
-def shares_values(
-    traces: Traces,
-    frames: list[ModuleFrame],
-    name: str,
-    args: Any,
-    operands: list[Tensor],
-    x: Tensor,
-    trace: Trace,
-    product: LabelledProduct | None,
-) -> bool:
-    """Return whether a product sums several rows of weights x along their softmax, for values that all share, or windows."""
-    if sums_softmax(traces, x, trace, product) is False:
-        return False
-    if any(reads_windows(frames, x, v, trace.extent) for v in operands if v is not x):
-        return True
-    if frames[-1].find_contents(weakref.ref(x)) < TOKEN:  # parameters alone, as of a mix of layers
-        return False
-    if product is not None and mixes_within_tokens(frames, product, product.list_rows(product.find_place(x))):
-        return False
-    are_shared, summed = find_axes(name, args, operands, x, product)
-    return are_shared and (summed is None or not trace.extent or summed == trace.extent or trace.extent not in x.shape)
 
 
 def is_value(traces: Traces, frame: ModuleFrame, v: Tensor, trace: Trace) -> bool:
@@ -103,17 +73,13 @@ def is_score_matrix(traces: Traces, frame: ModuleFrame, x: Tensor) -> bool:
 def is_sum_of_scores(trace: Trace, x: Tensor, product: LabelledProduct | None) -> bool:
     """Return whether a product sums weights x with one number for each, as an indexer does that scores keys.
 
-    They are activations of scores, or a softmax of no pairs, of features for one. The values of attention have several
-    numbers for each key.
+    They are activations of scores. The values of attention have several numbers for each key.
     """
-    if product is None:
+    if product is None or trace.activated is None:
         return False
     place = product.find_place(x)
     own, other = product.labels[place], product.labels[1 - place]
-    if trace.activated is None and trace.pairs:
-        return False
-    widths = [size for label, size in zip(other, product.operands[1 - place].shape, strict=True) if label not in own]
-    return not widths if trace.activated is None else all(size == 1 for size in widths)  # heads may have width 1
+    return all(size == 1 for label, size in zip(other, product.operands[1 - place].shape, strict=True) if label not in own)
 
 
 def find_summed_axes(traces: Traces, dims: Dims, x: Tensor, product: LabelledProduct) -> set[int]:
@@ -147,64 +113,30 @@ def is_factor(name: str, args: Any, operands: list[Tensor], x: Tensor) -> bool:
     return any(y is x and set(one) <= set(result) for y, one in zip(operands, labels, strict=False))
 
 
-def makes_features(frames: list[ModuleFrame], product: LabelledProduct) -> bool:
-    """Return whether a product's result is no scores: products of features with each other, sums over keys, or features."""
+def makes_features(product: LabelledProduct) -> bool:
+    """Return whether a product's result is no scores: products of features with each other, or sums over keys."""
     is_square = product.operands[0] is product.operands[1] and not product.sums_several()
-    return is_square or product.sums_rows() or multiplies_generated_matrix(frames, product)
+    return is_square or product.sums_rows()
 
 
 def sums_tokens(traces: Traces, frames: list[ModuleFrame], trace: Trace) -> bool | None:
-    """Return whether scores are sums over tokens, and so of features with features; None if no layer shows it.
-
-    A layer has made one of the two tensors that were multiplied, with its features before or behind its tokens.
-    """
+    """Return whether scores are sums over tokens, and so of features with features; None if no layer shows it."""
     form, found = trace.form, set[bool]()
     for x, dims in () if form is None else ((form.a, form.a_dims), (form.b, form.b_dims)):
         assert form is not None
-        projection = find_projection(frames, x)
-        is_last = None if projection is None else has_features_last(projection)
-        own, of_scores = list_axes(traces.table, dims), list_axes(traces.table, form.dims)
-        of_both = list_axes(traces.table, form.a_dims) & list_axes(traces.table, form.b_dims)
-        strides = x.stride() if projection is None else projection.strides
-        summed, kept = (find_stride(traces.table, strides, dims, axes) for axes in (own - of_scores, own - of_both))
-        if is_last is not None and summed is not None and kept is not None:
-            found.add((summed > kept) == is_last)
+        rows = find_row_axes(frames, traces.table, x, dims)
+        summed = list_axes(traces.table, dims) - list_axes(traces.table, form.dims)
+        if rows is not None and summed:
+            found.add(summed <= rows.rows)
     return (True in found) if found else None
 
 
 def sums_features(frames: list[ModuleFrame], product: LabelledProduct, x: Tensor) -> bool:
     """Return whether a product sums its operand x over features that a layer has made, as of keys, and not over tokens."""
-    projection = find_projection(frames, x)
-    is_last = None if projection is None else has_features_last(projection)
-    if projection is None or is_last is None:
-        return False
-    own = [*zip(product.labels[product.find_place(x)], projection.strides, x.shape, strict=True)]
-    summed = [stride for label, stride, size in own if label not in product.result and size > 1]
-    kept = [stride for label, stride, size in own if label in product.list_rows(product.find_place(x)) and size > 1]
-    return bool(summed and kept) and ((max(summed) < min(kept)) if is_last else (min(summed) > max(kept)))
-
-
-def find_stride(table: AxisTable, strides: Sequence[int], dims: Dims, axes: set[int]) -> int | None:
-    """Return the least stride of the dimensions of a tensor with some axes; None if it has none of them."""
-    own = zip(strides, table.expand_dims(dims), strict=True)
-    return min((stride for stride, one in own if axes & set(one)), default=None)
-
-
-def mixes_within_tokens(frames: list[ModuleFrame], product: LabelledProduct, labels: Labels) -> bool:
-    """Return whether the rows with these labels are parts of each token, as the streams of hyper-connections.
-
-    So it is where a product has a matrix for each token of an input, ids (b, t) or (b, t, c), and no input has as many rows, or
-    for each of the tokens of an argument (b s, t, c), whose s streams it sums.
-    """
-    batch = [label for label in product.result if all(label in one for one in product.labels)]
-    count, rows = (math.prod(map(product.get_size, one)) for one in (batch, labels))
-    inputs = (x for frame in frames for x in frame.input_tensors)
-    shapes = [x.shape for x in inputs if x.dim() == 3 or (x.dim() == 2 and not x.is_floating_point())]
-    summed = {label for one in product.labels for label in one if label not in product.result}
-    streams = math.prod(map(product.get_size, summed))
-    if any(rows not in shape[1:] and count * streams == shape[0] * shape[1] for shape in shapes) and streams > 1:
-        own = [(x, one) for x, one in zip(product.operands, product.labels, strict=True) if summed <= {*one}]
-        if any(find_places_of_argument(frames[-1], x, [one.index(label) for label in summed]) == {0} for x, one in own):
-            return True
-    are_tokens = any(rows in (shape if rows > 1 else shape[1:]) for shape in shapes)  # a batch of 1 is no token
-    return not are_tokens and any(count == shape[0] * shape[1] for shape in shapes)
+    table, place = AxisTable(), product.find_place(x)
+    dims = table.add_dims(x.shape)
+    found = find_row_axes(frames, table, x, dims)
+    own = dict(zip(product.labels[place], table.expand_dims(dims), strict=True))
+    summed = {axis for label, axes in own.items() if label not in product.result for axis in axes}
+    kept = {axis for label in product.list_rows(place) for axis in own[label]}
+    return found is not None and bool(summed and kept) and summed.isdisjoint(found.rows) and kept <= found.rows

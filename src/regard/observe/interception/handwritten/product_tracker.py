@@ -16,14 +16,11 @@ from regard.observe.interception.handwritten.product_roles import (
     is_value,
     makes_features,
     multiplies_features,
-    shares_values,
     sums_softmax,
 )
-from regard.observe.interception.handwritten.products.contraction import find_operands
-from regard.observe.interception.handwritten.products.entry_products import EntryProducts
 from regard.observe.interception.handwritten.products.labelled_product import (
+    find_operands,
     label_product,
-    label_sum,
 )
 from regard.observe.interception.handwritten.products.traces import TraceKind, join_roots
 from regard.observe.interception.handwritten.scores.head_mixing import is_head_mixing, mix_heads
@@ -33,19 +30,6 @@ from regard.observe.interception.provenance import CONSTANT, ModuleFrame
 
 class ProductTracker(WeightTracker):
     """The scores and weights of one forward, by the products and sums that make them or multiply them with values."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.entry_products = EntryProducts()
-        self.has_exponentials = False  # whether an exponential has run
-        self.has_gates = False  # whether a sigmoid or another positive function of scores has run
-
-    def clear(self) -> None:
-        """Forget all followed tensors."""
-        super().clear()
-        self.entry_products.clear()
-        self.has_exponentials = False
-        self.has_gates = False
 
     def follow_product(
         self, frames: list[ModuleFrame], role: Role, name: str, args: Any, kwargs: Any, y: Tensor
@@ -60,12 +44,12 @@ class ProductTracker(WeightTracker):
             values = trace.kind is TraceKind.WEIGHTS and any(is_value(self, frames[-1], v, trace) for v in others)
             values = values and not (is_sum_of_scores(trace, x, product) or is_sum_of_heads(self, trace, x, product))
             values = values and not (are_feature_maps or is_factor(name, args, operands, x))
-            if values and (trace.pairs or shares_values(self, frames, name, args, operands, x, trace, product)):
+            if values and trace.pairs:
                 return self.complete_call(trace, x, product, name)
             if trace.kind is TraceKind.WEIGHTS and not trace.pairs and sums_softmax(self, x, trace, product):
                 self.report_other_weights(x, trace, name)
             learned = any(isinstance(v, nn.Parameter) for v in others)
-            if trace.kind is TraceKind.WEIGHTED and (trace.pairs or trace.shared) and not learned:
+            if trace.kind is TraceKind.WEIGHTED and trace.pairs and not learned:
                 return self.complete_call(trace, x, None, "mul", name)  # with ones
             undecided = trace.kind is TraceKind.SCORES and trace.pairs
             undecided = undecided and not any(is_score_matrix(self, frames[-1], v) for v in others)
@@ -76,7 +60,7 @@ class ProductTracker(WeightTracker):
         if len(token_operands) == 1 < len(operands) and role is Role.PRODUCT and is_first_state(frames[-1], operands):
             token_operands = operands
         if len(token_operands) > 1:
-            if role is Role.PRODUCT and product is not None and makes_features(frames, product):
+            if role is Role.PRODUCT and product is not None and makes_features(product):
                 return None
             is_outer = not (product is not None and product.sums_several()) and operands[0].shape[-1:] == (1,)
             if role is Role.DISTANCE or not is_outer:
@@ -87,26 +71,13 @@ class ProductTracker(WeightTracker):
                 else:
                     pair = token_operands[0], token_operands[1]
                     self.start_scores(frames, y, pair, product, roots=join_roots(traced) if are_feature_maps else 0)
-            elif product is not None and product.added is None:
-                self.entry_products.put(y, product)  # k @ vᵀ of one token
         elif traced:
             x, trace = traced[0]
             if trace.kind is not TraceKind.WEIGHTED and is_head_mixing(x, y, [v for v in operands if v is not x]):
                 self.follow(y, mix_heads(self.table, trace, x, y, product, name))
         elif token_operands and y.numel() < token_operands[0].numel():
-            self.follow_features(frames, token_operands[0], y)
+            self.follow_features(frames, role, token_operands[0], y)
         return None
-
-    def follow_summed_product(self, frames: list[ModuleFrame], name: str, args: Any, kwargs: Any, x: Tensor, y: Tensor) -> bool:
-        """Follow y as scores if it is the sum of entries x that are products of two tensors; return whether it is."""
-        for product, factors in self.entry_products.find(x):
-            summed = label_sum(product, name, args, kwargs)
-            if summed is None or not all(set(labels) <= set(summed.result) for _, labels in factors):
-                continue
-            if all(has_tokens(frames[-1], one) for one in product.operands):
-                self.start_scores(frames, y, product.operands, summed, factors)
-                return True
-        return False
 
 
 def is_first_state(frame: ModuleFrame, operands: list[Tensor]) -> bool:

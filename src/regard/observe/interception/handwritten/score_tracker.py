@@ -11,9 +11,7 @@ from regard.observe.interception.handwritten.ancestors.token_pairs import (
     Pair,
     find_pair,
     is_broadcast_pair,
-    multiplies_copies,
 )
-from regard.observe.interception.handwritten.products.entry_products import Factors
 from regard.observe.interception.handwritten.products.labelled_product import LabelledProduct
 from regard.observe.interception.handwritten.products.score_form import StepKind, start_form
 from regard.observe.interception.handwritten.products.traces import Traced, TraceKind, Traces, join_roots
@@ -35,18 +33,14 @@ class ScoreTracker(Traces):
         y: Tensor,
         pair: Pair | None,
         product: LabelledProduct | None = None,
-        factors: Factors | None = None,
         roots: int = 0,
     ) -> None:
-        """Start following scores of a pair of tensors, with their formula if they are a product of the two, and of factors."""
+        """Start following scores of a pair of tensors, with their formula if they are a product of the two."""
         form = None if product is None else start_form(self.table, product)
         if form is not None and len(form.dims) != y.dim():
             form = None
         if form is not None and product is not None:
             form = share_keys(frames, self.table, form)
-            axes = dict(zip(product.result, form.dims, strict=True))
-            for factor, labels in factors or []:
-                form = form.add_step(StepKind.MULTIPLY, factor, tuple(axes[label] for label in labels))
         dims = self.table.add_dims(y.shape) if form is None else form.dims
         properties: dict[str, Any] = {"dims": dims, "form": form, "changes": () if form is not None else (NO_PRODUCT,)}
         sources = None if pair is None else has_separate_sources(frames, *pair)
@@ -55,21 +49,15 @@ class ScoreTracker(Traces):
     def follow_features(
         self,
         frames: list[ModuleFrame],
+        role: Role | None,
         x: Tensor,
         y: Tensor,
     ) -> None:
         """Follow y as scores if it is x, features of pairs of tokens, summed over the features."""
-        over_last = y.shape == x.shape[:-1] or y.shape == (*x.shape[:-1], 1)
-        pair = find_pair(frames[-1], x, over_last)
+        sums = role is Role.SUM or y.shape in (x.shape[:-1], (*x.shape[:-1], 1))
+        pair = find_pair(frames[-1], x, x.numel() // max(y.numel(), 1) if sums else 0)
         if pair is not None:
             self.start_scores(frames, y, pair)
-        elif y.shape[-2:] == x.shape[-2:]:
-            self.follow_copies(frames[-1], x, y)
-
-    def follow_copies(self, frame: ModuleFrame, x: Tensor, y: Tensor, *names: str) -> None:
-        """Follow y, a sum of entries x over tokens, as scores without a formula if one factor of x was repeated before."""
-        if x.dim() > 2 and multiplies_copies(frame, x):
-            self.start(y, TraceKind.SCORES, pairs=True, dims=self.table.add_dims(y.shape), changes=names, has_copied_keys=True)
 
     def follow_softmax(
         self,
@@ -97,6 +85,5 @@ class ScoreTracker(Traces):
                 properties["keys"] = dims[axis]
             pairs, function = bool(scores), strip_affixes(name)
             if not traced and x is not None and extent > 1:
-                is_outer = y.dim() == 2 and is_broadcast_pair(frame, x, y.numel())  # a number for each token
-                pairs = pairs or is_outer
+                pairs = pairs or is_broadcast_pair(frame, x, y.numel())  # a number for each token
             self.start(y, kind, pairs, join_roots(scores), extent=extent, function=function, **properties)

@@ -1,25 +1,22 @@
 """Scores, weights and weighted values, followed from one operation to the next, up to the call of attention they complete."""
 
-import weakref
 from typing import Any
 
 from torch import Tensor
 
 from regard.observe.interception.attention_call import OtherWeights
 from regard.observe.interception.function_roles import Role, guards_norm, has_number_bounds, is_nonlinear, strip_affixes
-from regard.observe.interception.handwritten.ancestors.windows import reads_windows
+from regard.observe.interception.handwritten.ancestors.layouts import are_sampled
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
 from regard.observe.interception.handwritten.product_roles import is_value, sums_tokens
-from regard.observe.interception.handwritten.products.contraction import is_shared
 from regard.observe.interception.handwritten.products.labelled_product import LabelledProduct, label_entries, label_sum
 from regard.observe.interception.handwritten.products.score_form import COPIES, PERMUTES, VIEWS, is_view_index
 from regard.observe.interception.handwritten.products.traces import ActivatedScores, Trace, TraceKind
 from regard.observe.interception.handwritten.score_tracker import ScoreTracker
-from regard.observe.interception.handwritten.scores.entry_sources import drop_repeats, restore_keys
 from regard.observe.interception.handwritten.scores.row_edits import keeps_numbers
 from regard.observe.interception.handwritten.scores.second_products import UsedWeights
 from regard.observe.interception.lookups import read_version
-from regard.observe.interception.provenance import FRESH, TOKEN, ModuleFrame
+from regard.observe.interception.provenance import FRESH, ModuleFrame
 from regard.observe.interception.thread_state import list_owners
 
 DECOMPOSES = {  # whose results are no scores: those of a covariance are vectors of channels
@@ -49,14 +46,14 @@ class WeightTracker(ScoreTracker):
         if y.numel() <= trace.size:
             return False  # a factor without an axis beyond those of the weights is a mask
         values = [v for v in tensors if v is not x and is_value(self, frames[-1], v, trace)]
-        may_share = not trace.pairs and frames[-1].find_contents(weakref.ref(x)) == TOKEN
-        is_read = (is_shared(x, v, trace.extent) or reads_windows(frames, x, v, trace.extent) for v in values)
-        shared = may_share and any(is_read)
+        if values and not trace.pairs and are_sampled(frames[-1], values[0]):
+            trace, own = trace._replace(pairs=True), self.find(x)
+            self.put(x, (own or trace)._replace(pairs=True, has_separate_sources=True))
         if values:
             is_broadcast = y.numel() > min(trace.size, values[0].numel())
             factors = (x, values[0]) if len(tensors) == 2 and is_broadcast else None  # else they may be a mask too
             writes = count_writes(factors) - any(y is one for one in factors or ())
-            self.follow(y, trace._replace(kind=TraceKind.WEIGHTED, shared=shared, factors=factors, writes=writes), name)
+            self.follow(y, trace._replace(kind=TraceKind.WEIGHTED, factors=factors, writes=writes), name)
         return bool(values)
 
     def follow_other(
@@ -121,9 +118,8 @@ class WeightTracker(ScoreTracker):
         """
         y = results[0]
         if role is Role.SUM:
-            along = trace.shared and (not trace.extent or x.numel() == trace.extent * y.numel())
-            sums_keys = y.numel() < x.numel() or (trace.extent == 1 and trace.pairs)  # or the value of a single key
-            if (trace.pairs or along) and (sums_keys or strip_affixes(name) not in ("sum", "mean")):
+            sums_keys = y.numel() < x.numel() or trace.extent == 1  # or the value of a single key
+            if trace.pairs and (sums_keys or strip_affixes(name) not in ("sum", "mean")):
                 product = None if trace.factors is None else label_sum(label_entries(*trace.factors), name, args, kwargs)
                 call = self.complete_call(trace, x if trace.factors is None else trace.factors[0], product, "mul", name)
                 if trace.factors is not None and count_writes(trace.factors) != trace.writes:
@@ -153,7 +149,6 @@ class WeightTracker(ScoreTracker):
         self.drop(x)
         if trace.kind is TraceKind.WEIGHTS:
             self.used.put(x, trace)
-        x, trace, product = restore_keys(self.table, *drop_repeats(self.table, x, trace, product))
         steps = [trace.function, *map(strip_affixes, names)]
         place = 0 if product is None else product.find_place(x)
         return HandwrittenCall(f"{', '.join(steps[:-1])} and {steps[-1]}", trace, x, product, place)

@@ -18,8 +18,6 @@ VIEWED = {  # functions whose results are views
     *("transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxis", "mT", "T"),
 }
 CONVERSIONS = {"to", "type", "type_as", "float", "double", "half", "bfloat16"}  # to another dtype, in the same order
-NORMS = {"normalize", "layer_norm", "rms_norm"}
-NORM_LAYERS = (nn.LayerNorm, nn.RMSNorm)
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 ZEROS = {"zeros", "zeros_like", "new_zeros"}
 ROW_REDUCTIONS = {"max", "amax", "logsumexp"}
@@ -109,14 +107,9 @@ def find_ancestors(frames: list[ModuleFrame], x: Tensor | TensorRef) -> set[int]
             ids.add(id(one))
             for maker in makers:
                 if maker.lookup is not None and len(maker.given) == 1:  # several indices, which are not among its arguments
-                    indices += [(index, 0) for index in maker.lookup.given]
+                    indices += [(index, 0) for index in maker.lookup]
         starts = [one for one in indices if id(one[0]) not in ids]
     return ids
-
-
-def is_norm(maker: Operation) -> bool:
-    """Return whether an operation divides the features of each token by their size."""
-    return maker.name in NORMS or (maker.child is not None and issubclass(maker.child, NORM_LAYERS))
 
 
 def has_tokens(frame: ModuleFrame, x: Tensor) -> bool:

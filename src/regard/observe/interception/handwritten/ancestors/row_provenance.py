@@ -308,23 +308,6 @@ def mixes_tokens(dims: Sequence[Axes], found: RowAxes) -> bool:
     return False
 
 
-def find_places_of_argument(frame: ModuleFrame, x: Tensor, dims: Sequence[int]) -> set[int]:
-    """Return the dimensions of the argument of a module that some dimensions of x are parts of; none if that is not known."""
-    table = AxisTable()
-    place, search = Place(weakref.ref(x), table.add_dims(x.shape)), RowSearch(table)
-    own = {axis for n in dims for axis in place.dims[n]}
-    for _ in range(STEPS):
-        makers = list_makers(frame, place.tensor)
-        if not makers:
-            expanded = {*table.expand_axes((*own,))}
-            return {n for n, axes in enumerate(table.expand_dims(place.dims)) if expanded.intersection(axes)}
-        before = search.step_back(frame, makers[-1], place.dims)
-        if before is None:
-            break
-        place = before
-    return set()
-
-
 def list_makers(frame: ModuleFrame, x: TensorRef) -> list[Operation]:
     """Return the operations of a module that made a tensor, without those that wrote into it."""
     return [maker for maker in frame.find_makers(x) if not (maker.given and maker.given[0] is x)]

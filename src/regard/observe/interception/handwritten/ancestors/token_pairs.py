@@ -7,38 +7,37 @@ from torch import Tensor
 from regard.observe.interception.function_roles import Role, infer_role, strip_affixes
 from regard.observe.interception.handwritten.ancestors.ancestor_search import (
     MAX_STEPS,
-    REPEATS,
     ROW_REDUCTIONS,
     VIEWED,
     Sized,
     TensorRef,
+    is_end,
     is_expanded,
     is_used_once,
     starts_as_zeros,
+    walk_back,
 )
 from regard.observe.interception.handwritten.products.score_form import COPIES
-from regard.observe.interception.lookups import MASKS
 from regard.observe.interception.operation_details import GATHERS
 from regard.observe.interception.provenance import JOINS, LEARNED, TOKEN, ModuleFrame, Operation, TensorOrRef
 
 Pair = tuple[TensorOrRef, TensorOrRef]
 
 
-def find_pair(frame: ModuleFrame, x: Tensor, over_last: bool) -> Pair | None:
+def find_pair(frame: ModuleFrame, x: Tensor, summed: int) -> Pair | None:
     """Return two tensors if the entries of x belong to pairs of their tokens, so that a sum over some is a score; else None.
 
     That is so where the two were broadcast against each other, or were multiplied or subtracted entry by entry and the sum is
-    over the last axis.
+    over features, of which each pair has a number that is `summed`; 0 if they are not summed.
     """
     meeting = find_meeting(frame, weakref.ref(x), x.numel())
     if meeting is None:
         return None
     maker, tokens, size = meeting
-    last = x.shape[-1] if over_last and x.dim() else 0
-    if not is_pairing(frame, maker, tokens, size, last):
+    if not is_pairing(frame, maker, tokens, size, summed):
         tokens = find_terms(frame, maker) if infer_role(maker.name) is Role.ADD else []
         tokens = [one for one in tokens if frame.find_contents(one[0]) == TOKEN]
-        if len({id(one) for one, _ in tokens}) < 2 or not is_pairing(frame, maker, tokens, size, last):
+        if len({id(one) for one, _ in tokens}) < 2 or not is_pairing(frame, maker, tokens, size, summed):
             return None
     first, second, *_ = {id(one): one for one, _ in tokens}.values()
     return first, second
@@ -58,17 +57,21 @@ def find_terms(frame: ModuleFrame, maker: Operation, depth: int = MAX_STEPS) -> 
 
 
 def is_broadcast_pair(frame: ModuleFrame, x: TensorRef, size: int) -> bool:
-    """Return whether x was made from tokens that were broadcast against each other, or added where one was before.
+    """Return whether x was made, entry by entry, from two tensors of tokens that were broadcast against each other.
 
     `size` is the number of entries of x, as many as there are pairs: a layer of features of pairs makes others.
     """
-    meeting = find_meeting(frame, x, size)
-    if meeting is None or meeting[2] != size:
-        return False
-    maker, tokens, size = meeting
-    role, is_broadcast = infer_role(maker.name), size > max(n for _, n in tokens)
-    was_broadcast = role is Role.ADD and any(is_repeated(frame, *one) for one in tokens)
-    return (was_broadcast or (is_broadcast and role in (Role.ADD, Role.MULTIPLY))) and are_all_tokens(frame, tokens)
+
+    def goes_on(maker: Operation, n: int, _: int) -> bool:
+        return n == size and (not is_end(maker) or (maker.child is not None and bool(maker.name)))
+
+    for *_, makers in walk_back([frame], (x, size), goes_on):
+        for maker in makers:
+            tokens = find_token_inputs(frame, maker)
+            is_outer = len(tokens) > 1 and max(n for _, n in tokens) < size
+            if is_outer and infer_role(maker.name) in (Role.ADD, Role.MULTIPLY) and are_all_tokens(frame, tokens):
+                return True
+    return False
 
 
 def find_meeting(frame: ModuleFrame, ref: TensorRef, size: int) -> tuple[Operation, list[Sized], int] | None:
@@ -89,30 +92,6 @@ def find_meeting(frame: ModuleFrame, ref: TensorRef, size: int) -> tuple[Operati
             return None
         ref, size = tokens[0]
     return None
-
-
-def multiplies_copies(frame: ModuleFrame, x: Tensor) -> bool:
-    """Return whether x is the outer product of two tensors along its last axes, of which one was repeated before.
-
-    So it is where keys are expanded, copied and multiplied with values in place.
-    """
-    makers = frame.find_makers(weakref.ref(x))
-    tokens = find_token_inputs(frame, makers[-1]) if makers and infer_role(makers[-1].name) is Role.MULTIPLY else []
-    sizes = [count_before_repeats(frame, *one) for one in tokens]
-    return len(sizes) == 2 and max(sizes) < x.numel() and sizes[0] * sizes[1] == x.numel() * x.shape[:-2].numel()
-
-
-def count_before_repeats(frame: ModuleFrame, x: TensorRef, size: int) -> int:
-    """Return the entries of a tensor of this size before it was repeated and copied, if it was."""
-    for _ in range(MAX_STEPS):
-        maker = next(iter(frame.find_makers(x)), None)  # the first: a copy may have been written into
-        core = "" if maker is None else strip_affixes(maker.name)
-        if maker is not None and core in REPEATS:
-            return maker.sizes[0]
-        if maker is None or core not in COPIES:
-            return size
-        x = maker.given[0]
-    return size
 
 
 def find_token_inputs(frame: ModuleFrame, maker: Operation) -> list[Sized]:
@@ -144,11 +123,8 @@ def is_pairing(frame: ModuleFrame, maker: Operation, tokens: list[Sized], size: 
     sizes = [one for _, one in tokens]
     if maker.name in JOINS:
         are_expanded = [is_expanded(frame, *one) for one in tokens]
-        return (
-            sum(are_expanded) > 1
-            or are_of_edges(frame, tokens, size // max(last, 1))
-            or (any(are_expanded) and are_all_tokens(frame, tokens))  # one query beside all keys of its row
-        )
+        # or one query beside all keys of its row
+        return sum(are_expanded) > 1 or (any(are_expanded) and are_all_tokens(frame, tokens))
     if size > max(sizes):
         return True
     role = infer_role(maker.name)
@@ -160,26 +136,7 @@ def is_pairing(frame: ModuleFrame, maker: Operation, tokens: list[Sized], size: 
     return last > 0 and strip_affixes(maker.name) == "sub" and min(sizes) == size
 
 
-def are_of_edges(frame: ModuleFrame, tokens: list[Sized], rows: int) -> bool:
-    """Return whether two tensors were picked from tokens by indices of this many rows, the senders and receivers of edges."""
-    makers = [frame.find_makers(one)[-1:] for one, _ in tokens]
-    lookups = [maker.lookup for one in makers for maker in one if maker.lookup and frame.find_contents(maker.given[0]) == TOKEN]
-    is_pair = len(lookups) == len(tokens) == 2 and lookups[0].key != lookups[1].key
-    return is_pair and all(one.indices[0].numel() == rows and one.indices[0].dtype not in MASKS for one in lookups)
-
-
 def are_all_tokens(frame: ModuleFrame, tokens: list[Sized]) -> bool:
     """Return whether all tensors were computed from the module's inputs, none by weights alone but of a state that is zeros."""
     others = [one for one, _ in tokens if frame.find_contents(one) != TOKEN]
     return len(others) < len(tokens) and all(starts_as_zeros(frame, one) for one in others)
-
-
-def is_repeated(frame: ModuleFrame, x: TensorRef, size: int) -> bool:
-    """Return whether a tensor was expanded by broadcasting or by picking, and not by a layer that has more features."""
-    return any(max(maker.sizes, default=size) < size and repeats(maker) for maker in frame.find_makers(x))
-
-
-def repeats(maker: Operation) -> bool:
-    """Return whether an operation makes a larger result of entries that it broadcasts or picks."""
-    is_by_entry = infer_role(maker.name) in (Role.ADD, Role.MULTIPLY)
-    return not maker.child and (is_by_entry or maker.name in GATHERS or strip_affixes(maker.name) in REPEATS)

@@ -9,9 +9,11 @@ from torch import Tensor
 
 from regard.observe.interception.function_roles import strip_affixes
 from regard.observe.interception.handwritten.products.tensor_axes import AxisTable, Dims
+from regard.observe.interception.tensor_arguments import find_tensors
 
 Labels = list[Hashable]
 ADDING_MATMULS = {"addmm", "addmv", "baddbmm"}  # whose first argument is added to the product
+ADDING_PRODUCTS = ADDING_MATMULS | {"addbmm", "sspaddmm"}
 
 
 class LabelledProduct(NamedTuple):
@@ -65,14 +67,15 @@ class LabelledProduct(NamedTuple):
         return a, b, tuple(axes.get(label, ()) for label in self.result)
 
 
-class SummedAxes(NamedTuple):
-    """Whether an operand has several rows for the same entries of the others, and the length of the summed axis if known."""
-
-    is_shared: bool
-    summed: int | None
-
-
-UNKNOWN = SummedAxes(True, None)
+def find_operands(name: str, args: Any, kwargs: Any) -> list[Tensor]:
+    """Return the tensors that a product multiplies, without its bias and its output."""
+    core = strip_affixes(name)
+    tensors = find_tensors(args, {name: x for name, x in kwargs.items() if name not in ("out", "bias", "input")})
+    if "input" in kwargs and core not in ADDING_PRODUCTS:
+        tensors.insert(0, kwargs["input"])
+    if core in ADDING_PRODUCTS and args:
+        tensors = tensors[1:]
+    return [x for x in (tensors[:2] if core == "linear" else tensors) if x.is_floating_point()]
 
 
 def label_product(name: str, operands: list[Tensor], args: Any, kwargs: Any) -> LabelledProduct | None:
@@ -95,23 +98,6 @@ def label_product(name: str, operands: list[Tensor], args: Any, kwargs: Any) -> 
     if core == "einsum" and args and isinstance(args[0], str):
         return label_einsum(args[0], a, b)
     return label_tensordot(a, b, args[2] if len(args) > 2 else kwargs.get("dims", 2)) if core == "tensordot" else None
-
-
-def find_axes(name: str, args: Any, operands: list[Tensor], x: Tensor, product: LabelledProduct | None) -> SummedAxes:
-    """Return what a product does along the axes of x, one of its operands; UNKNOWN if it is no product of known labels."""
-    if product is not None:
-        own, others, result = product.labels[product.find_place(x)], product.labels[1 - product.find_place(x)], product.result
-    else:
-        is_einsum = strip_affixes(name) == "einsum" and args and isinstance(args[0], str)
-        terms, result = label_terms(args[0], operands) if is_einsum else ([], [])
-        if not terms:
-            return UNKNOWN
-        place = next(n for n, one in enumerate(operands) if one is x)
-        own, others = terms[place], [label for n, term in enumerate(terms) if n != place for label in term]
-    sizes = [*zip(own, x.shape, strict=True)]
-    summed = [size for label, size in sizes if label not in result]
-    is_shared = any(size > 1 and label in result and label not in others for label, size in sizes)
-    return SummedAxes(is_shared, summed[0] if len(summed) == 1 else None)
 
 
 def number_labels(x: Tensor, prefix: str) -> Labels:
@@ -150,26 +136,6 @@ def label_terms(equation: str, operands: Sequence[Tensor]) -> tuple[list[Labels]
     for part in right.replace("...", " ").partition(" "):
         result += ellipsis_labels if part == " " else list(part)
     return labels, result
-
-
-def separate_entry_factors(args: Any) -> tuple[Tensor, Tensor, list[int], list[int]] | None:
-    """Return the operands of an einsum that sums over nothing, first the one with the result's layout; None for another einsum.
-
-    The second gets this layout by a permutation to the order of dimensions and a view of the shape that are returned too.
-    """
-    if len(args) != 3 or not isinstance(args[0], str):
-        return None
-    labels, result = label_terms(args[0], args[1:])
-    for place, one in enumerate(labels):
-        if one == result and set(labels[1 - place]) <= set(result):
-            return args[1 + place], args[2 - place], *find_layout(args[2 - place], labels[1 - place], result)
-    return None
-
-
-def find_layout(x: Tensor, labels: Labels, result: Labels) -> tuple[list[int], list[int]]:
-    """Return the order of a tensor's dimensions in a result, and its shape there: 1 where it has none with that label."""
-    order = sorted(range(x.dim()), key=lambda n: result.index(labels[n]))
-    return order, [x.shape[labels.index(label)] if label in labels else 1 for label in result]
 
 
 def label_term(term: str, rank: int) -> Labels:

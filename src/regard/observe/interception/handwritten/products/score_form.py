@@ -25,7 +25,6 @@ COPIES = {  # functions that keep every number
 BOUNDS = {"nan_to_num", "clamp", "clip", "clamp_min", "clamp_max", "maximum", "max"}
 SAME = COPIES | BOUNDS  # or change only what no softmax sees: a lower bound, NaN
 PRODUCTS, QUOTIENTS = {"mul", "multiply"}, {"div", "divide", "true_divide", "truediv"}  # entry by entry
-FUSED = {"addcmul", "addcdiv"}  # that add a product or a quotient of two tensors to a third
 MOVERS = {  # functions that move entries, so that an axis is no longer that of the keys in their order
     *("roll", "flip", "fliplr", "flipud", "rot90", "gather", "index_select", "take_along_dim", "take", "getitem", "select"),
     *("narrow", "repeat", "repeat_interleave", "tile", "cat", "concat", "concatenate", "stack", "unbind", "split", "chunk"),
@@ -176,17 +175,8 @@ def extend_form(
         return form if core == "exp" else form.add_step(StepKind.MULTIPLY, math.log(BASES[core]))
     if core == "neg":
         return form.add_step(StepKind.MULTIPLY, -1.0)
-    if core in ("tril", "triu") and x.dim() > 1:
-        diagonal = kwargs.get("diagonal", args[1] if len(args) > 1 else 0)
-        ones = torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device)
-        hidden = ones.triu(diagonal + 1) if core == "tril" else ones.tril(diagonal - 1)
-        return form.add_step(StepKind.FILL, hidden, dims[-2:], 0.0)
-    if core == "normalize":
-        return extend_by_norm(form, args, kwargs, x)
     if core in ("masked_fill", "where", "setitem"):
         return extend_by_fill(form, core, args, kwargs, x)
-    if core in FUSED and len(args) == 3:
-        return extend_by_fused(form, name, args, kwargs, x)
     values = [value for value in args if value is not x and isinstance(value, Tensor | int | float)]
     return extend_by_arithmetic(table, form, name, args, kwargs, x, values[0], other) if values else None
 
@@ -237,32 +227,6 @@ def is_separable(table: AxisTable, form: ScoreForm, other: ScoreForm) -> bool:
         for one in (form, other)
     ]
     return shared[1] <= shared[0]
-
-
-def extend_by_norm(form: ScoreForm, args: Any, kwargs: Any, x: Tensor) -> ScoreForm:
-    """Return the form of scores x that torch.nn.functional.normalize divides by their norms along a dimension."""
-    order, dim, eps = (
-        kwargs.get(name, args[n] if len(args) > n else default)
-        for n, name, default in ((1, "p", 2.0), (2, "dim", 1), (3, "eps", 1e-12))
-    )
-    inverse = x.detach().norm(order, dim, keepdim=True).clamp_min(eps).reciprocal()
-    return form.add_step(StepKind.MULTIPLY, inverse, select_dims(inverse, form.dims))
-
-
-def extend_by_fused(form: ScoreForm, name: str, args: Any, kwargs: Any, x: Tensor) -> ScoreForm | None:
-    """Return the form of args[0] + value · args[1] · args[2], or with a quotient, of which one is scores x."""
-    (start, factor, by), amount = args, float(kwargs.get("value", 1))
-    by = by.reciprocal() if strip_affixes(name) == "addcdiv" else by
-    if is_in_place(name) and start is not x:
-        start = start.detach() - factor * by * amount  # as before it was written into, up to rounding
-    if start is x:
-        term = (factor * by).detach()
-        return form.add_step(StepKind.ADD, term, select_dims(term, form.dims), amount)
-    if by is x or factor is x:
-        other = (factor if by is x else by).detach()
-        form = form.add_step(StepKind.MULTIPLY, other if amount == 1 else other * amount, select_dims(other, form.dims))
-        return form.add_step(StepKind.ADD, start.detach(), select_dims(start, form.dims))
-    return None
 
 
 def extend_by_fill(form: ScoreForm, core: str, args: Any, kwargs: Any, x: Tensor) -> ScoreForm | None:

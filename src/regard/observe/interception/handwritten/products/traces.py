@@ -50,7 +50,6 @@ class Trace(NamedTuple):
     roots: int  # one bit for each product and softmax that it was made by
     size: int  # entries of the weights before they were repeated
     extent: int = 0  # length of the axis of the softmax; 0 if unknown
-    shared: bool = False  # whether several rows of weights share the values
     function: str = ""  # that turned scores into weights
     dims: Dims | None = None  # the axes of its dimensions; None if a function rearranged them
     form: ScoreForm | None = None  # the formula of its scores; None if it is not known

@@ -70,10 +70,10 @@ def find_groups(
     given = [axes for axes in batch if axes]
     tokens = count_tokens(table, queries, keys)
     values = product.operands[1 - place], dims[1 - place]
-    found, is_within = None, weights.pairs and bool(keys) and attends_within_tokens(table, keys, *values)
+    found, is_within = None, bool(keys) and attends_within_tokens(table, keys, *values)
     batch, given, (own_of_values,) = ([*map(table.expand_axes, one)] for one in (batch, given, [(*other,)]))  # split by that
     other = {*own_of_values}
-    if weights.pairs and not is_within:
+    if not is_within:
         tensors = [] if form is None else [(form.a, form.a_dims), (form.b, form.b_dims)]
         projected = [one for one in tensors if not list_axes(table, one[1]).intersection(keys)]  # the queries
         found = split_projected(table, given, queries, keys, other, [*projected, values])
@@ -81,14 +81,14 @@ def find_groups(
         queries = tuple(axis for axis in table.expand_axes(queries) if axis not in found[1])
     elif (found := join_queries_to_heads(table, batch, queries, other)) is not None:
         queries = ()
-    elif weights.pairs:
+    else:
         found = split_as_made(table, given, *values)
     guess = ""
     if found is None:
         found = split_grouped_heads(table, batch, other, tokens)
-        guess = describe_guess(table, given, *found) if weights.pairs else ""
+        guess = describe_guess(table, given, *found)
     before, heads = found
-    if weights.pairs and (folded := find_folded_queries(table, queries, heads)):
+    if folded := find_folded_queries(table, queries, heads):
         heads, queries = (*heads, *folded), tuple(axis for axis in table.expand_axes(queries) if axis not in folded)
     keys = table.expand_axes(keys)
     width = tuple(axis for axes in table.expand_dims(dims[1 - place]) for axis in axes if axis not in {*keys, *before, *heads})

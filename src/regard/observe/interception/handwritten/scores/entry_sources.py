@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.observe.interception.handwritten.products.labelled_product import LabelledProduct
 from regard.observe.interception.handwritten.products.score_form import ScoreForm, StepKind
 from regard.observe.interception.handwritten.products.tensor_axes import Axes, AxisTable, Dims
-from regard.observe.interception.handwritten.products.traces import MovedEntries, Trace
+from regard.observe.interception.handwritten.products.traces import MovedEntries
 
 FRACTION = 0.3125  # of every place, so that a number which a function writes is none
 
@@ -162,73 +161,3 @@ def add_sink(table: AxisTable, scores: Tensor, moved: MovedEntries | None, axis:
     sinks = columns.logsumexp(axis, keepdim=True)
     form = moved.form.add_step(StepKind.SINK, sinks if moved.shift is None else sinks - moved.shift, dims)
     return moved._replace(form=form, is_owned=False)
-
-
-def drop_repeats(
-    table: AxisTable, x: Tensor, trace: Trace, product: LabelledProduct | None
-) -> tuple[Tensor, Trace, LabelledProduct | None]:
-    """Return weights x, their trace and their product without the dimensions along which they were repeated."""
-    sources = None if trace.moved is None or product is None else find_sources(table, trace.moved)
-    if sources is None or product is None or trace.dims is None:
-        return x, trace, product
-    distinct_rows, dims = x, list(trace.dims)
-    undropped = x if trace.undropped is None else trace.undropped[0]
-    for n, one in enumerate(sources[0]):
-        if one.axes or one.elsewhere.any():
-            continue
-        first = undropped.narrow(n, 0, 1)
-        if not torch.equal(first.expand(undropped.shape).nan_to_num(), undropped.nan_to_num()):
-            continue
-        if undropped.shape[n] > 1:  # else a view would be another tensor, whose makers are not known
-            distinct_rows, undropped = distinct_rows.narrow(n, 0, 1), first
-        dims[n] = ()
-    before = None if trace.undropped is None else (undropped, tuple(dims))
-    place = product.find_place(x)
-    own = dict(zip(product.labels[place], distinct_rows.shape, strict=True))
-    other = product.operands[1 - place]
-    for n, label in enumerate(product.labels[1 - place]):
-        if own.get(label, 1) > 1 and other.stride(n) == 0:  # the same values for every row
-            other = other.narrow(n, 0, 1)
-    operands = (distinct_rows, other) if place == 0 else (other, distinct_rows)
-    return distinct_rows, trace._replace(dims=tuple(dims), undropped=before), product._replace(operands=operands)
-
-
-def restore_keys(
-    table: AxisTable, x: Tensor, trace: Trace, product: LabelledProduct | None
-) -> tuple[Tensor, Trace, LabelledProduct | None]:
-    """Return weights x, their trace and their product with the keys in the order that they had before they were moved.
-
-    Keys that stand several times with the same values are joined. Nothing changes where a key is left out.
-    """
-    sources = None if trace.moved is None or product is None else find_sources(table, trace.moved)
-    if sources is None or product is None or trace.dims is None:
-        return x, trace, product
-    place = product.find_place(x)
-    values = product.operands[1 - place]
-    for n, (one, label) in enumerate(zip(sources[0], product.labels[place], strict=True)):
-        if label in product.result or one.is_whole or len(one.axes) != 1 or bool(one.elsewhere.any()):
-            continue
-        index, size, along = one.places[0], table.get_sizes(one.axes)[0], product.labels[1 - place].index(label)
-        first = torch.full((size,), len(index), device=index.device)
-        first.scatter_reduce_(0, index, torch.arange(len(index), device=index.device), "amin")
-        if bool((first == len(index)).any()) or values.shape[along] != len(index):
-            continue
-        is_same = torch.equal(first, torch.arange(len(index), device=index.device))
-        first_values = values if is_same else values.detach().index_select(along, first)  # the log has the tensor itself
-        if not torch.equal(first_values.index_select(along, index).nan_to_num(), values.nan_to_num()):
-            continue
-        x, values = x if is_same and size == len(index) else join_entries(x, n, index, size), first_values
-        dims = tuple(one.axes if m == n else axes for m, axes in enumerate(trace.dims))
-        form, (moved,) = trace.form, trace.dims[n]
-        if form is not None:
-            form = select_entries(table, form, {moved: (one.axes[0], first)}, {})
-        before = trace.undropped
-        before = None if before is None else (join_entries(before[0], n, index, size), dims)
-        trace = trace._replace(dims=dims, form=form, keys=None, undropped=before)
-    return x, trace, product._replace(operands=(x, values) if place == 0 else (values, x))
-
-
-def join_entries(x: Tensor, dim: int, index: Tensor, size: int) -> Tensor:
-    """Return the entries of x along a dimension at the places of an index, added where several have the same place."""
-    shape = [size if n == dim else length for n, length in enumerate(x.shape)]
-    return x.new_zeros(shape).index_add_(dim, index, x.detach())

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from regard.observe.interception.function_roles import Role, strip_affixes
-from regard.observe.interception.handwritten.products.contraction import find_operands
+from regard.observe.interception.handwritten.products.labelled_product import find_operands
 from regard.observe.interception.handwritten.products.score_form import MOVERS
 from regard.observe.interception.handwritten.products.traces import TraceKind, Traces
 from regard.observe.interception.provenance import ModuleFrame

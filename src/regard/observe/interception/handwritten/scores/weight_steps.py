@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.observe.interception.function_roles import Role, infer_role, strip_affixes
-from regard.observe.interception.handwritten.products.contraction import ADDING_PRODUCTS
+from regard.observe.interception.handwritten.products.labelled_product import ADDING_PRODUCTS
 from regard.observe.interception.handwritten.products.tensor_axes import AxisTable, Dims
 from regard.observe.interception.handwritten.products.traces import Trace, TraceKind, Traces
 from regard.observe.interception.handwritten.scores.axis_groups import Groups

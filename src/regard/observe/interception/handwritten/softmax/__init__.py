@@ -1,1 +1,1 @@
-"""Softmaxes in other forms: exponentials that are divided by their sums, before the product with the values or after it."""
+"""Contexts of exponentials, which are divided by their sums after the product with the values."""

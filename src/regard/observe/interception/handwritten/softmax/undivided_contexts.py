@@ -15,7 +15,6 @@ from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.interception.function_roles import strip_affixes
 from regard.observe.interception.handwritten.products.score_form import (
     COPIES,
-    FUSED,
     PERMUTES,
     PRODUCTS,
     QUOTIENTS,
@@ -33,7 +32,7 @@ UNSEEN = "its tensors are split among ranks, so it is not seen what its context 
 BLOCKS = "its softmax is computed over blocks of keys, one after the other: name its weights with regard.attends"
 NEAR = 1e-3  # of 1: an epsilon beside the sums is no mistake
 LAYOUTS = VIEWS | PERMUTES | COPIES | SLICES
-FILLS = {"masked_fill", "nan_to_num"}  # what they write is no context, whose divisor does not matter
+OPAQUE = {"copy", "setitem", "einsum", "addcdiv", "addcmul"}  # which may divide, or write what is divided later
 ENDS = {"linear", "matmul", "mm", "bmm", "addmm", "add"}  # whose input is a context that nothing divides any more
 DIVISOR_ROUNDINGS = 8  # of a divisor, each by half a unit in the last place, times the root of the number of its terms
 
@@ -90,22 +89,13 @@ class UndividedContexts:
             parts = func(divisor, *args[1:], **kwargs)
             for y, part in [(result, parts)] if isinstance(result, Tensor) else zip(result, parts, strict=True):
                 self.contexts[y] = found._replace(divisor=part)
-        elif core in FILLS and places[0] == 0 and result.shape == found.divisor.shape:
-            self.contexts[result] = found
-        elif core in ("copy", "setitem"):
+        elif core in OPAQUE:
             if places[-1]:  # else other numbers are written into the context
-                self.follow_written(contexts[-1], name, args)
-        elif core == "einsum":
-            sums = func(*(found.divisor if n == places[0] else x for n, x in enumerate(args)))
-            if is_one(sums.masked_fill(sums == 0, 1), found.keys):  # else it is a projection, or divides by something else
-                self.drop(found)
+                self.note(contexts[-1], UNFOLLOWED.format(core))
         elif core in PRODUCTS and other is not None and other.is_floating_point():
             self.divide(found, other.reciprocal())
         elif core in QUOTIENTS and other is not None and places[0] == 0:
             self.divide(found, other)
-        elif core in FUSED and len(args) == 3 and (places[0] == 1 or (core == "addcmul" and places[0])):
-            by = args[3 - places[0]]  # a factor beside it is of what has been divided
-            self.divide(found, by if core == "addcdiv" else by.reciprocal())
         elif core not in ENDS:
             for y in list_results(result):
                 if y not in self.contexts:
@@ -130,27 +120,6 @@ class UndividedContexts:
         for one in contexts if list_results(result) else ():
             if one.function:
                 self.note(one, UNFOLLOWED.format(one.function))
-
-    def follow_written(self, context: UndividedContext, name: str, args: Any) -> None:
-        """Follow a tensor into which a context is written, args[0]; its other numbers have no divisor.
-
-        A view is written into the tensor that it is of.
-        """
-        x, buffer = args[0], args[0] if args[0]._base is None or name == "__setitem__" else args[0]._base
-        before = self.contexts.get(buffer)
-        calls, keys = ((), 0) if before is None else (before.calls, before.keys)
-        divisor = torch.zeros_like(buffer, dtype=context.divisor.dtype, requires_grad=False)
-        if before is not None:
-            divisor.copy_(before.divisor)
-        if name == "__setitem__":
-            divisor[args[1]] = context.divisor
-        else:
-            offset = x.storage_offset() - buffer.storage_offset()
-            part = divisor if x is buffer else divisor.as_strided(x.shape, x.stride(), offset)
-            part.copy_(context.divisor)
-            self.contexts[x] = context._replace(divisor=part)
-        calls = tuple(dict.fromkeys((*calls, *context.calls)))
-        self.contexts[buffer] = UndividedContext(calls, divisor, max(keys, context.keys))
 
     def follow_joined(self, func: Callable[..., Any], core: str, args: Any, kwargs: Any, result: Any) -> None:
         """Follow contexts that a function of this name joins; other tensors among them are not to be divided."""
