@@ -5,6 +5,7 @@ import itertools
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from regard.examination.report import Checked, Finding, Unknown
 from regard.examination.subject.attention_output import list_parts
 from regard.examination.subject.restore_state import take_snapshot
 from regard.examination.subject.token_model import COPIED
+from regard.examination.whole_models import decoding_causes
 from regard.generate.kv_cache import Cache
 from regard.matmul import QuantizedLinear
 
@@ -123,15 +125,31 @@ def check_decoding(request: CacheRequest, whole: Tensor, format_token: Callable[
         output = run_steps(request, form, (1,) * t, placed)
         if output is None:
             continue
+        steps: tuple[int, ...] = (1,) * t
         evidence = describe_difference(output, whole, noise, SINGLE, format_token)
         output = run_steps(request, form, several, placed) if evidence is None and several[1] > 1 and several[0] else None
         if output is not None:
-            evidence = describe_difference(output, whole, noise, SEVERAL, format_token)
+            steps, evidence = several, describe_difference(output, whole, noise, SEVERAL, format_token)
         if evidence is None:
             what = WHAT if output is not None else f"{WHAT}, {SINGLE}"  # refusing several tokens is allowed
             return Checked(what, f"a difference of {noise:.0e} would be detected")
-        wrong = wrong or Finding("wrong cache", evidence, CURE, cause="cache")
+        if wrong is None:
+            cause = explain_steps(request, form, steps, placed, format_token)
+            wrong = Finding("wrong cache", f"{evidence}{cause and f': token {cause}'}", CURE, cause="cache")
     return wrong
+
+
+def explain_steps(
+    request: CacheRequest, form: Form, steps: Sequence[int], placed: bool, format_token: Callable[[int], str]
+) -> str:
+    """Return what differs first in the attention calls of steps with a cache, "" if that is not known."""
+    return decoding_causes.explain_difference(
+        request.module,
+        partial(run_steps, request, make_plain_step, (request.x.shape[1],)),
+        partial(run_steps, request, form, steps, placed),
+        steps,
+        format_token,
+    )
 
 
 def has_same_output(request: CacheRequest, full: Tensor) -> bool:
