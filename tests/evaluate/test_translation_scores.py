@@ -43,6 +43,26 @@ def test_the_reference_itself_scores_100_and_something_else_less_and_both_are_si
     assert str(found) == f"{found.name} {found.score:.1f}  {found.signature}"
 
 
+def test_an_interval_is_wider_for_fewer_sentences_and_its_signature_says_it_was_drawn():
+    few, many = (bleu(FOUND * times, WANTED * times, draws=100) for times in (1, 30))
+    assert few.score == pytest.approx(many.score)
+    assert few.interval > 2 * many.interval > 0
+    assert "bs:100" in few.signature
+    assert bleu(FOUND, WANTED).interval is None
+
+
+@pytest.mark.parametrize("draws", [1, -3, 2.5])
+def test_draws_from_which_no_interval_follows_are_refused(draws):
+    with pytest.raises(ConfigError, match="draws must be"):
+        bleu(FOUND, WANTED, draws=draws)
+
+
+@pytest.mark.parametrize(("count", "found", "interval"), [(bleu, ["x"] * 3, 0.0), (chrf, ["x", "x", "x the"], None)])
+def test_translations_with_hardly_a_right_word_are_scored_too(count, found, interval):
+    score = count(found, WANTED, draws=50)
+    assert (score.score, score.interval) == (count(found, WANTED).score, interval)
+
+
 def test_where_sacrebleu_is_missing_it_is_said(monkeypatch):
     def none(name):
         raise ImportError(name)

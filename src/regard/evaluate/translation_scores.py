@@ -4,12 +4,14 @@ Source: Papineni et al. 2002; Popović 2015; Post 2018, A call for clarity in re
 """
 
 import importlib
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from regard.errors import ConfigError, DataError
 from regard.generate.translation_search import Translator, get_end_token, translate
+from regard.mechanism.arguments import check_count
 
 BLOCK = 512  # sentences translated before the first of them is yielded
 
@@ -21,23 +23,33 @@ class TranslationScore:
     name: str
     score: float
     signature: str
+    interval: float | None = None  # with bootstrap: 95 % of the draws are within this distance
 
     def __str__(self) -> str:
-        return f"{self.name} {self.score:.1f}  {self.signature}"
+        interval = "" if self.interval is None else f" ± {self.interval:.1f}"
+        return f"{self.name} {self.score:.1f}{interval}  {self.signature}"
 
 
-def bleu(translations: Sequence[str], references: Sequence[str]) -> TranslationScore:
-    """Compute BLEU: how many runs of one to four words are in the reference too, over the whole text; shorter texts lose."""
-    return compute_score("BLEU", "BLEU", translations, references)
+def bleu(translations: Sequence[str], references: Sequence[str], draws: int = 0) -> TranslationScore:
+    """Compute BLEU: how many runs of one to four words are in the reference too, over the whole text; shorter texts lose.
+
+    If `draws` is not 0, this many bootstrap samples of as many sentences are drawn to estimate the interval; there is none if
+    some of the samples have no word right.
+    """
+    return compute_score("BLEU", "BLEU", translations, references, draws)
 
 
-def chrf(translations: Sequence[str], references: Sequence[str]) -> TranslationScore:
+def chrf(translations: Sequence[str], references: Sequence[str], draws: int = 0) -> TranslationScore:
     """Compute chrF: the mean of precision and recall of runs of one to six letters, recall counted twice."""
-    return compute_score("chrF", "CHRF", translations, references)
+    return compute_score("chrF", "CHRF", translations, references, draws)
 
 
-def compute_score(name: str, metric: str, translations: Sequence[str], references: Sequence[str]) -> TranslationScore:
+def compute_score(
+    name: str, metric: str, translations: Sequence[str], references: Sequence[str], draws: int
+) -> TranslationScore:
     """Compute a score by sacrebleu's metric of this name."""
+    if check_count("draws", draws, 0) == 1:
+        raise ConfigError("draws must be 0, which estimates no interval, or at least 2; got 1.")
     if len(translations) != len(references) or not translations:
         raise DataError(
             f"there are {len(translations):,} translations and {len(references):,} references: each sentence needs both."
@@ -47,8 +59,20 @@ def compute_score(name: str, metric: str, translations: Sequence[str], reference
     except ImportError:
         raise ConfigError(f"{name} needs sacrebleu: pip install sacrebleu.") from None
     counter = getattr(metrics, metric)()
-    found = counter.corpus_score(list(translations), [list(references)])
-    return TranslationScore(name, float(found.score), str(counter.get_signature()))
+    try:
+        found = counter.corpus_score(list(translations), [list(references)], n_bootstrap=max(draws, 1))
+    except TypeError:
+        if not draws:
+            raise
+        # sacrebleu cannot average if some draws have no word right
+        return compute_score(name, metric, translations, references, 0)
+    signature = str(counter.get_signature())
+    if not draws:
+        return TranslationScore(name, float(found.score), signature)
+    result = json.loads(found.format(signature=signature, is_json=True))
+    return TranslationScore(
+        name, float(found.score), signature, float(result.get("confidence_var", 0.0))
+    )  # absent if all draws score 0
 
 
 def translate_sentences(

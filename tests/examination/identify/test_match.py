@@ -144,7 +144,7 @@ def test_a_window_where_causal_is_expected_leaves_everything_else_right():
     assert deviations(match) == {"mask": "measured"}
     assert match.is_right
     assert match.is_verified("scale")
-    assert identify_subject(make_layer(near), Window(2, 0)).variant == regard.examination.identify.deviations.RIGHT
+    assert identify_subject(make_layer(near), Window(2, 0)).variant == regard.examination.identify.variants.RIGHT
 
 
 def test_padding_given_to_the_wrong_axis_is_named():
