@@ -29,6 +29,7 @@ SPLIT_FIRST = "Split first: q.view(b, t, heads, d).transpose(1, 2), and then rot
 SLOPES_FALL = "a bias by distance"
 NEAR_SLOPES = 1e-3  # of a slope
 SHOWN = 6  # slopes
+MAX_HEADS = 1024  # of a buffer that is read as slopes
 NEARER = "Subtract more from farther keys: bias = -slope * (i - j) for query i and key j."
 SCALE_FIRST = "Scale first, and then add the bias: q @ k.transpose(-2, -1) / math.sqrt(d) + bias."
 BOTH_SIDES = "Take the absolute value: bias = -slope * (i - j).abs() for query i and key j."
@@ -132,7 +133,8 @@ def find_wrong_latent_rotation(one: InnerCall) -> str:
 def find_wrong_slopes(one: InnerCall) -> tuple[str, str] | None:
     """Return what is wrong with a bias by distance in every head, and the cure; None if nothing is.
 
-    Slopes are compared with those of ALiBi where they are the same numbers, in another order or times the scale.
+    Slopes are compared with those of ALiBi where they are the same numbers in another order, or, of a layer that holds ALiBi's,
+    times the scale. Falcon, whose layers are given the bias, was trained with it before the scale.
     """
     slopes = read_slopes(one)
     if slopes is not None and bool((slopes < 0).all()):
@@ -145,7 +147,7 @@ def find_wrong_slopes(one: InnerCall) -> tuple[str, str] | None:
     scale = one.call.q.shape[-1] ** -0.5 if one.call.scale is None else one.call.scale
     if are_slopes_near(slopes, right) or are_slopes_learned(one.module, slopes):
         return None
-    if abs(scale - 1) > NEAR_SLOPES and are_slopes_near(slopes, right * scale):
+    if abs(scale - 1) > NEAR_SLOPES and are_slopes_near(slopes, right * scale) and holds_alibi_slopes(one.module):
         return f"the slopes of its heads are {scale:.4g} times those of ALiBi: the bias is added before the scale", SCALE_FIRST
     does = f"the slopes of its heads are {format_slopes(slopes)}, those of ALiBi in another order: {format_slopes(right)}"
     return (does, SLOPES) if has_alibi_slopes(slopes) else None
@@ -184,6 +186,12 @@ def describe_both_sides(one: InnerCall) -> str:
 def has_alibi_slopes(slopes: Tensor) -> bool:
     """Return whether several slopes are those of ALiBi in any order."""
     return len(slopes) > 1 and are_slopes_near(slopes.sort().values, list_alibi_slopes(len(slopes)).sort().values)
+
+
+def holds_alibi_slopes(module: nn.Module | None) -> bool:
+    """Return whether a buffer of a module holds the slopes of ALiBi."""
+    own = () if module is None else module.buffers()
+    return any(has_alibi_slopes(one.double().cpu().abs().flatten()) for one in own if 1 < one.numel() <= MAX_HEADS)
 
 
 def are_slopes_learned(module: nn.Module | None, slopes: Tensor) -> bool:
