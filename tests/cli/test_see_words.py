@@ -40,7 +40,7 @@ def place(tmp_path_factory):
 def run_eagerly(kind, folder, image, **more):
     """The weights (h, q, k) of the layers of the language model, and the ids, as the model itself returns them."""
     processor, model = AutoProcessor.from_pretrained(folder), kind.from_pretrained(folder, attn_implementation="eager")
-    inputs = processor(images=np.asarray(Image.open(image)), text=f"{IMAGE}{PROMPT}", return_tensors="pt")
+    inputs = processor(images=np.array(Image.open(image)), text=f"{IMAGE}{PROMPT}", return_tensors="pt")
     inputs.pop("labels", None)
     if not more:
         return [one[0] for one in model(**inputs, output_attentions=True).attentions], inputs["input_ids"][0]

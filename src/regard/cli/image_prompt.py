@@ -108,7 +108,7 @@ class ImagePrompter:
             patch = int(getattr(reader, "patch_size", 1))
             (rows, columns), *_ = grids
             size = columns * patch, rows * patch
-            return [np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC))]
+            return [np.array(Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC))]
         if images is None:
             raise ConfigError(f"the processor of {self.name} makes no image of the file that this command can show.")
         return [restore_pixels(one, reader) for one in images]

@@ -6,6 +6,7 @@ intervention changes is not changed again when a backward pass runs the function
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,10 @@ from regard.observe.interception.patching import AttributePatch
 from regard.observe.interception.thread_state import STATE
 
 ReentrantCheckpoint = checkpoints.CheckpointFunction
-start_checkpoint: Callable[..., Iterator[None]] = checkpoints._checkpoint_without_reentrant_generator
+GENERATORS = (  # of torch, the second from 2.14 on
+    "_checkpoint_without_reentrant_generator",
+    "_checkpoint_without_reentrant_generator_impl",
+)
 
 
 class DifferentiableCheckpoint(ReentrantCheckpoint):
@@ -41,17 +45,18 @@ def is_changed() -> bool:
     return STATE.is_active and any(watcher.can_change_calls for watcher in STATE.watchers)
 
 
-def start_unless_changed(*args: Any, **kwargs: Any) -> Iterator[None]:
+def start_unless_changed(start: Callable[..., Iterator[None]], *args: Any, **kwargs: Any) -> Iterator[None]:
     """Start a checkpoint that is not reentrant at the first step and end it at the second; do neither in an intervention."""
     if is_changed():
         yield
     else:
-        yield from start_checkpoint(*args, **kwargs)
+        yield from start(*args, **kwargs)
 
 
 def build_patches() -> list[AttributePatch]:
     """Return the attribute patches of the functions that checkpoints call."""
+    starts = ((name, getattr(checkpoints, name)) for name in GENERATORS if hasattr(checkpoints, name))
     return [
         (checkpoints, "CheckpointFunction", DifferentiableCheckpoint),
-        (checkpoints, "_checkpoint_without_reentrant_generator", start_unless_changed),
+        *((checkpoints, name, partial(start_unless_changed, start)) for name, start in starts),
     ]
