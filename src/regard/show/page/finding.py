@@ -56,13 +56,17 @@ TOKENS = re.compile(r"(?<!the first )(?<![-‘])\btokens?\b")  # in a sentence: 
 
 @dataclass(frozen=True)
 class OpeningFinding:
-    """What is shown, one of FINDINGS or None where no head has a clear kind; its head, a query and a key, and sentences."""
+    """What is shown, EFFECT, one of FINDINGS or None where no head has a clear kind; its head, query and key, and sentences.
+
+    `loss` is by how much the prediction after the query falls without the head, -1 where that was not measured.
+    """
 
     what: str | None
     place: HeadPlace
     q: int
     k: int
     sentences: tuple[str, ...]
+    loss: float = -1.0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the finding as JSON; its state is that of a link."""
@@ -88,7 +92,7 @@ def find_in_words(
     entry: RecordingEntry, attention: AttentionLayers, alive: Alive, wanted: str | None = None
 ) -> OpeningFinding | None:
     """Return the finding of the chosen attention, in sentences about tokens."""
-    if count_weights(attention) > MAX_WEIGHTS or not all(q and k for _, _, q, k in attention.shapes):
+    if not is_short(entry):
         return None
     leak = find_leak(entry, attention, alive) if wanted in (None, LEAK) else None
     if leak is not None:
@@ -128,6 +132,14 @@ def choose_attention(entry: RecordingEntry) -> AttentionLayers:
     """Return the attention between two texts if a recording has any, else its last part, the decoder where there are two."""
     layers = entry.attention_layers
     return next((one for one in layers if one.kind == "cross"), layers[-1])
+
+
+def is_short(entry: RecordingEntry) -> bool:
+    """Return whether a recording has attention, and few enough weights to look at all of them when it is opened."""
+    if not entry.attention_layers:
+        return False
+    attention = choose_attention(entry)
+    return count_weights(attention) <= MAX_WEIGHTS and all(q and k for _, _, q, k in attention.shapes)
 
 
 def count_weights(attention: AttentionLayers) -> int:

@@ -44,7 +44,7 @@ class GalleryItem:
 
 
 ITEMS = (
-    GalleryItem("induction", "Repeated words: what came next before", "type", "prefix matching", " ".join([WORDS] * 4)),
+    GalleryItem("induction", "Repeated words: what came next before", "type", None, " ".join([WORDS] * 4)),
     GalleryItem("previous", "The token before: a diagonal", "map", "previous token", BALLS),
     GalleryItem("sink", "The first token: a sink", "map", "first token", BALLS),
     GalleryItem("translation", "A translation, word by word", "text"),
@@ -74,7 +74,7 @@ def list_openings(adapter: ModelAdapter | TranslatorAdapter | None) -> Iterator[
     """Generate the items with which a page can open, the most telling first; all in Type, where the text can be changed."""
     for item in list_gallery(adapter):
         if item.text and item.name != LONG:
-            yield replace(item, view="type")
+            yield replace(item, view="type", what=None)
 
 
 def record_leak() -> Recording:

@@ -208,9 +208,13 @@ def handle_influence(session: Session, request: Request, alive: Alive) -> Respon
 
 
 def handle_ablation(session: Session, request: Request, alive: Alive) -> Response:
-    """Return the next words with all heads and without those that `off` names: "3.1,3.4" are heads 1 and 4 of layer 3."""
-    entry, off = get_entry(session, request), params.parse_heads(request.query_params, "off")
-    return make_json_response(session.predict_without_heads(entry, off, alive))
+    """Return the next words after `at`, with all heads and without those that `off` names: "3.1,3.4" are two of layer 3."""
+    query, entry = request.query_params, get_entry(session, request)
+    queries = entry.get_shape(HeadPlace())[2]
+    at = params.parse_integer(query, "at", queries - 1)
+    check_index("at", at, queries)
+    off = params.parse_heads(query, "off") if "off" in query else []
+    return make_json_response(session.predict_without_heads(entry, off, at, alive))
 
 
 def handle_finding(session: Session, request: Request, alive: Alive) -> Response:

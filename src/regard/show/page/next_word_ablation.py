@@ -1,29 +1,53 @@
-"""The next words that a model predicts with some of its heads switched off, beside those that it predicts with all heads."""
+"""The next tokens that a model predicts without some of its heads, and the heads without which a prediction falls most."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.observe.attention_changes import KnockOut
+from regard.errors import ConfigError
+from regard.observe.attention_changes import KnockOut, name_layer
 from regard.observe.intervene import intervene
+from regard.observe.recorded_runs.part_names import find_module_path
+from regard.show.page.attributions import Target
 from regard.show.page.model_adapter import MAX_NEXT_WORDS, ModelAdapter
-from regard.show.page.recording_entry import truncate_word
+from regard.show.page.recording_entry import HeadPlace, RecordingEntry, truncate_word
+from regard.show.word_pulls import sum_over_queries
 
-MAX_NEW_WORDS = 5  # likeliest words without the heads that are listed too
+MAX_NEW_WORDS = 5  # likeliest tokens without the heads that are listed too
+MEASURED_HEADS = 10  # those that pull a prediction up the most, each of which is taken out
+
+HeadsOff = Mapping[int | str, Sequence[int]]  # heads that are off, by their layer as KnockOut takes it
 
 
-def predict_without_heads(adapter: ModelAdapter, ids: Tensor, off: Mapping[int | str, Sequence[int]]) -> list[dict[str, Any]]:
-    """Return words after the tokens (1, t) with their probability `before`, with all heads, and `after`, without some.
+@dataclass(frozen=True)
+class HeadAblation:
+    """The probability of a token with all heads and without one, the likeliest token without it, and its probability."""
 
-    off maps a layer, as KnockOut takes it, to its heads that are off: their contexts are 0, so that they add nothing. The words
-    are the likeliest ten with all heads and the likeliest five without these, the likeliest before first.
+    place: HeadPlace
+    before: float
+    after: float
+    instead: int
+    instead_share: float
+
+    @property
+    def loss(self) -> float:
+        """By how much the probability falls without the head."""
+        return self.before - self.after
+
+
+def predict_without_heads(adapter: ModelAdapter, ids: Tensor, off: HeadsOff, at: int = -1) -> list[dict[str, Any]]:
+    """Return tokens after the position `at` of (1, t) with their probability `before`, with all heads, and `after`, without some.
+
+    The contexts of heads that are off are 0, so that they add nothing. The tokens are the likeliest ten with all heads and the
+    likeliest five without these, the likeliest before first.
     """
-    with torch.inference_mode():
-        before = predict_last(adapter, ids)
-        with intervene(adapter.model, *(KnockOut(layer=layer, head=list(heads)) for layer, heads in off.items())):
-            after = predict_last(adapter, ids)
+    before = after = predict_next(adapter, ids, {}, at)
+    if off:
+        after = predict_next(adapter, ids, off, at)
     tokens = [part.topk(min(count, len(part))).indices for part, count in ((before, MAX_NEXT_WORDS), (after, MAX_NEW_WORDS))]
     listed = torch.cat(tokens).unique()
     listed = listed[before[listed].argsort(descending=True, stable=True)]
@@ -32,8 +56,40 @@ def predict_without_heads(adapter: ModelAdapter, ids: Tensor, off: Mapping[int |
     return [{"word": word, "before": own, "after": other} for word, own, other in shares]
 
 
-def predict_last(adapter: ModelAdapter, ids: Tensor) -> Tensor:
-    """Return the probability of every token after the last one, (n,)."""
-    output: Any = adapter.run(ids)
+def measure_heads(
+    adapter: ModelAdapter, ids: Tensor, entry: RecordingEntry, target: Target
+) -> Iterator[HeadAblation]:
+    """Generate what the prediction of a target loses without each of the heads that pull its logit up the most.
+
+    The gradient of the logit ranks all heads (attribution patching, Nanda 2023); each of the first ten is then measured.
+    """
+    pulls = sum_over_queries(target.attribution).sum(-1)
+    before = dict(target.likeliest).get(target.token)
+    if before is None:
+        before = float(predict_next(adapter, ids, {}, target.at)[target.token])
+    for number in pulls.flatten().argsort(descending=True)[:MEASURED_HEADS].tolist():
+        layer, head = divmod(number, pulls.shape[1])
+        place = HeadPlace(layer=layer, head=head)
+        shares = predict_next(adapter, ids, list_heads_off(entry, [place]), target.at)
+        yield HeadAblation(place, before, float(shares[target.token]), int(shares.argmax()), float(shares.max()))
+
+
+def list_heads_off(entry: RecordingEntry, places: Sequence[HeadPlace]) -> HeadsOff:
+    """Return heads of a recording as KnockOut takes them. Raises ConfigError for those of modules that attend several times."""
+    heads: dict[int | str, list[int]] = {}
+    for place in places:
+        number, names = entry.get_head_number(place), entry.get_layers(place).names
+        if (path := find_module_path(names[place.layer])) != names[place.layer]:
+            raise ConfigError(f"{path} calls attention several times in one forward, so that its heads are off in all calls.")
+        heads.setdefault(name_layer(names, place.layer), []).append(number)
+    return heads
+
+
+@torch.inference_mode()
+def predict_next(adapter: ModelAdapter, ids: Tensor, off: HeadsOff, at: int) -> Tensor:
+    """Return the probability of every token after the position `at` of (1, t), (n,), without some heads."""
+    changes = [KnockOut(layer=layer, head=list(heads)) for layer, heads in off.items()]
+    with intervene(adapter.model, *changes) if changes else nullcontext():
+        output: Any = adapter.run(ids)
     logits: Tensor = getattr(output, "logits", output)
-    return logits[0, -1].float().softmax(-1).cpu()
+    return logits[0, at].float().softmax(-1).cpu()

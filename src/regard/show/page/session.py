@@ -1,6 +1,7 @@
 """The recordings that a page shows, and the models that make more of them."""
 
 import functools
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,13 +15,12 @@ import regard.lectures.examples as lectures
 from regard.errors import ConfigError
 from regard.map.attribution_map import AttributionMap
 from regard.observe import Recording
-from regard.observe.attention_changes import name_layer
 from regard.observe.classification.head_scores import UserScore
 from regard.observe.head_table import Heads
-from regard.observe.recorded_runs.part_names import find_module_path
 from regard.probe.probe_heads import probe_heads
 from regard.show.page import attributions, gallery, translator_adapter, word_influence
-from regard.show.page.finding import LEAK, OpeningFinding, find_finding, find_head_finding
+from regard.show.page.effect_finding import find_effect
+from regard.show.page.finding import LEAK, OpeningFinding, find_finding, find_head_finding, is_short
 from regard.show.page.generation_loops import GenerationLoops
 from regard.show.page.head_pictures import Alive
 from regard.show.page.head_table import convert_row, describe_table
@@ -37,7 +37,7 @@ from regard.show.page.model_adapter import (
 from regard.show.page.model_examination import examine_model
 from regard.show.page.model_lock import PriorityLock, hold_model_lock
 from regard.show.page.named_runs import NamedRuns
-from regard.show.page.next_word_ablation import predict_without_heads
+from regard.show.page.next_word_ablation import list_heads_off, measure_heads, predict_without_heads
 from regard.show.page.params import MissingError
 from regard.show.page.recording_entry import HeadPlace, RecordingEntry, summarize_entry
 from regard.show.page.recording_id import encode_text, identify_model, identify_recording, make_id
@@ -48,6 +48,7 @@ MAX_CHARACTERS = 20_000  # maximum characters of a text
 MAX_NEW_TOKENS = 320  # maximum tokens generated at a time
 MAX_READ_TOKENS = 2048  # maximum tokens read of a text, where the model's context is longer
 MAX_STEP_WORDS = 64  # maximum words for which all steps of a head are shown
+TELLING_LOSS = 0.5  # of a probability, with which a page opens
 TRANSLATION_ID, LEAK_ID = "translation", "leak"  # the ids of the recordings of the gallery that are not of the page's model
 
 
@@ -220,19 +221,14 @@ class Session(RecordingStore):
             return word_influence.encode_row(word_influence.average_last_rows(entry, at, norms))
         return word_influence.sum_influence(self.get_target(entry, at, token, alive).attribution, setting)
 
-    def predict_without_heads(self, entry: RecordingEntry, off: Sequence[HeadPlace], alive: Alive) -> dict[str, Any]:
-        """Return the next words after the text of a recording with all heads, and with some of them off."""
+    def predict_without_heads(
+        self, entry: RecordingEntry, off: Sequence[HeadPlace], at: int, alive: Alive
+    ) -> dict[str, Any]:
+        """Return the tokens that come next after a position of a recording with all heads, and with some of them off."""
         adapter, ids = self.require_attributable(entry, HeadPlace())
-        heads: dict[int | str, list[int]] = {}
-        for place in off:
-            number, names = entry.get_head_number(place), entry.get_layers(place).names
-            if (path := find_module_path(names[place.layer])) != names[place.layer]:
-                raise ConfigError(
-                    f"{path} calls attention several times in one forward, so that its heads are off in all calls."
-                )
-            heads.setdefault(name_layer(names, place.layer), []).append(number)
+        heads = list_heads_off(entry, off)
         with hold_model_lock(self._model_lock, alive):
-            return {"words": predict_without_heads(adapter, ids, heads)}
+            return {"words": predict_without_heads(adapter, ids, heads, at)}
 
     def stream_probe(self, entry: RecordingEntry, alive: Alive) -> Iterator[dict[str, Any]]:
         """Generate a line for each head of the model that read a text, by regard.probe_heads, then the detectors and notes.
@@ -285,11 +281,29 @@ class Session(RecordingStore):
             return summarize_entry(self.add_entry(entry))
 
     def get_finding(self, entry: RecordingEntry, wanted: str | None, alive: Alive) -> OpeningFinding | None:
-        """Return the finding of a recording, see `find_finding`; it is computed once."""
+        """Return the finding of a recording, computed once: that of a text that a language model read is by effect.
+
+        See `find_effect`, and `find_finding` for others and for the kind that is `wanted`.
+        """
+        if wanted is None and (entry.id, wanted) not in self._findings and entry.ids is not None and is_short(entry):
+            found = self.measure_finding(entry, alive)
+            if found is not None:
+                self._findings[entry.id, wanted] = found
         with self._finding_lock.hold(alive):  # no model runs here
             if (entry.id, wanted) not in self._findings:
                 self._findings[entry.id, wanted] = find_finding(entry, alive, wanted)
             return self._findings[entry.id, wanted]
+
+    def measure_finding(self, entry: RecordingEntry, alive: Alive) -> OpeningFinding | None:
+        """Return the head without which the prediction after the text falls most; others can use the model between two heads."""
+        adapter, ids = self.require_attributable(entry, HeadPlace())
+        try:
+            target = self.get_target(entry, None, None, alive)
+            heads = measure_heads(adapter, ids, entry, target)
+            measured = list(self._model_lock.iterate(heads, alive, priority=math.inf))
+        except ConfigError:  # no gradient can be taken, or no single head taken out
+            return None
+        return find_effect(entry, adapter, (target.at, target.token), measured)
 
     def prepare_opening(self, alive: Alive) -> None:
         """Compute what the page opens on, before the first visitor asks for it."""
@@ -312,16 +326,15 @@ class Session(RecordingStore):
         return self.show_item(*self.find_opening(alive))
 
     def find_opening(self, alive: Alive) -> tuple[gallery.GalleryItem, RecordingEntry, OpeningFinding | None]:
-        """Return the first item of the gallery whose kind of head the model has, else the first of all, with its finding."""
+        """Return the first item of the gallery of which a prediction needs one head, else that with the largest loss."""
         found: list[tuple[gallery.GalleryItem, RecordingEntry, OpeningFinding | None]] = []
         for item in gallery.list_openings(self.adapter):
             found.append((item, *self.make_item(item, alive)))
-            _, _, finding = found[-1]
-            if finding is not None and finding.what == item.what:
+            if measure_loss(found[-1][2]) >= TELLING_LOSS:
                 return found[-1]
         if not found:
             raise MissingError("this page has no text that its model can read: type one.")
-        return found[0]
+        return max(found, key=lambda one: measure_loss(one[2]))
 
     def make_item(self, item: gallery.GalleryItem, alive: Alive) -> tuple[RecordingEntry, OpeningFinding | None]:
         """Make the recording of an item of the gallery, and its finding."""
@@ -405,6 +418,11 @@ class Session(RecordingStore):
                 f"the text has {len(text):,} characters, but the page reads at most {MAX_CHARACTERS:,}: shorten it."
             )
         return adapter
+
+
+def measure_loss(finding: OpeningFinding | None) -> float:
+    """Return by how much a probability falls without the head of a finding, -1 where that was not measured."""
+    return -1.0 if finding is None else finding.loss
 
 
 def get_limits() -> dict[str, int]:

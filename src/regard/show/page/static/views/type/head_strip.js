@@ -16,9 +16,8 @@ export function createHeadStrip() {
   const title = el("h2", {}, "Heads of the layer");
   const alike = el("p", { class: "note" }, "Each head has its own weights; the mean is over all heads.");
   const axes = el("figcaption", { class: "note" });
-  const element = el("aside", { class: "type-side", "aria-label": "Heads of the layer" },
-    el("section", {}, title, alike, strip),
-    el("figure", {}, axes, plot));
+  const section = el("section", { class: "type-strip", "aria-label": "Heads of the layer" }, title, alike, strip);
+  const figure = el("figure", { class: "type-figure" }, axes, plot);
 
   // Write the words along both axes, if they fit.
   function label(words, asking) {
@@ -51,7 +50,7 @@ export function createHeadStrip() {
     Object.assign(mark.style, { top: `${100 * share}%`, height: `${Math.max(100 / rows, 1)}%` });
   }
 
-  return { element, set, label, lead: (href) => frame.setAttribute("href", href) };
+  return { strip: section, figure, set, label, lead: (href) => frame.setAttribute("href", href) };
 }
 
 // Join typed arrays of one kind.

@@ -1,8 +1,8 @@
-// The predicted next words in Type: their probability, and beside it that without the heads that are switched off.
+// The tokens that are predicted after the marked one, in Type: their probability, and beside it that without heads that are off.
 
 import { el } from "../../drawing/elements.js";
 import { formatPercent } from "../../drawing/number_format.js";
-import { renderWord } from "../../drawing/words.js";
+import { quoteWord, renderWord } from "../../drawing/words.js";
 import { isSelectionOff, keepOneHead, listHeadsOff, nameHeads, switchHeads } from "../../frame/heads_off.js";
 import { getSelectedHeads } from "../../frame/selected_word.js";
 
@@ -11,11 +11,13 @@ export function createNextWords(app, append) {
   const list = el("ol", { class: "type-next" });
   const switches = el("div", { class: "type-switches", role: "group", "aria-label": "Heads that are off" });
   const said = el("p", { class: "note", "aria-live": "polite" });
-  const element = el("section", { class: "type-predicted" }, el("h2", {}, "Predicted next tokens"), switches, said, list);
+  const title = el("h2", {});
+  const element = el("section", { class: "type-predicted" }, title, switches, said, list);
 
-  // Draw the words [{word, probability}], or with heads off [{word, before, after}].
-  function draw(state, words) {
+  // Draw the words [{word, probability}] after the token that `after` names, or with heads off [{word, before, after}].
+  function draw(state, words, after) {
     element.hidden = !words.length;
+    title.textContent = `What comes next after ${after}`;
     const top = Math.max(...words.flatMap((one) => [one.probability ?? one.before, one.after ?? 0]));
     list.replaceChildren(...words.map((one) => el("li", {}, renderPrediction(one, top, () => append(one.word)))));
     const off = listHeadsOff(state);
@@ -23,10 +25,20 @@ export function createNextWords(app, append) {
     const focused = switches.contains(document.activeElement) && document.activeElement.dataset.control;
     switches.replaceChildren(...renderSwitches(app, state));
     if (focused) (switches.querySelector(`[data-control="${focused}"]`) ?? switches.firstChild)?.focus();
-    said.textContent = off.length ? `Without ${nameHeads(app, off)}, whose output is set to 0: the upper bar is before, the lower one after.` : "";
+    said.textContent = off.length ? describeLoss(nameHeads(app, off), words) : "";
+    requestAnimationFrame(() => list.querySelectorAll("[data-width]").forEach((bar) => (bar.style.width = bar.dataset.width))); // they move
   }
 
   return { element, draw };
+}
+
+// Say what the likeliest token loses without some heads, and which one comes first then.
+function describeLoss(heads, words) {
+  const [lost] = words;
+  const first = words.reduce((best, one) => (one.after > best.after ? one : best));
+  const moves = lost.after < lost.before ? "falls" : "rises";
+  const instead = first === lost ? "" : `, and ${quoteWord(first.word)} comes first`;
+  return `Without ${heads} ${quoteWord(lost.word)} ${moves} from ${formatPercent(lost.before)} to ${formatPercent(lost.after)}${instead}. The upper bar is with all heads.`;
 }
 
 // Render the buttons that switch the selected head off or on, leave it alone in its layer, and switch all heads on.
@@ -35,7 +47,7 @@ function renderSwitches(app, state) {
   const { heads } = app.attention().layers[state.layer];
   const isOff = isSelectionOff(app, state);
   const name = selected.length === heads && heads > 1 ? `layer ${state.layer}` : nameHeads(app, selected.map((head) => `${state.layer}.${head}`));
-  const button = (control, text, changes) => el("button", { class: "chip", "data-control": control, onclick: () => app.go(changes()) }, text);
+  const button = (control, text, changes) => el("button", { class: control === "off" ? "type-main" : "chip", "data-control": control, onclick: () => app.go(changes()) }, text);
   return [
     button("off", `Switch ${name} ${isOff ? "on" : "off"}`, () => switchHeads(state, state.layer, selected, !isOff)),
     selected.length === 1 && heads > 1 && button("only", `Keep only ${name} of its layer`, () => keepOneHead(app, state, state.layer, selected[0])),
@@ -45,10 +57,11 @@ function renderSwitches(app, state) {
 
 // Render a predicted word with its probability; with heads off before and after, one bar above the other.
 function renderPrediction({ word, probability, before, after }, top, go) {
-  const bar = (share, kind) => el("span", { class: kind, style: { width: `${(100 * share) / top}%` } });
+  const widen = (share) => `${(100 * share) / top}%`;
+  const bar = (share, kind, start = share) => el("span", { class: kind, style: { width: widen(start) }, "data-width": start === share ? null : widen(share) });
   const isCompared = after !== undefined;
   return el("button", { class: `quiet type-expected${isCompared ? " type-compared" : ""}`, title: "Append this token", onclick: go },
     el("span", { class: "type-word" }, renderWord(word)),
-    el("span", { class: "type-track" }, isCompared ? [bar(before, "type-before"), bar(after, "type-after")] : bar(probability)),
+    el("span", { class: "type-track" }, isCompared ? [bar(before, "type-before"), bar(after, "type-after", before)] : bar(probability)),
     el("span", { class: "numbers" }, isCompared ? `${formatPercent(before)} → ${formatPercent(after)}` : formatPercent(probability)));
 }

@@ -9,9 +9,9 @@ const LETTERS = 72; // maximum number of letters of an example sentence
 // Create the form; it calls run(text). `offer` shows the sentences if the field is empty, `busy` sets whether the model runs.
 export function createTextForm(app, run) {
   const { translates, translation } = app.start;
-  const text = el("textarea", { name: "text", rows: 2, dir: "auto", "aria-label": "Your text", placeholder: translates ? "Type a sentence to translate" : "Type a sentence, or paste a text", maxlength: app.start.limits.characters });
-  const button = el("button", { class: "primary" }, translates ? "Translate" : "Run");
-  const hint = el("span", { class: "note" }, `Enter ${translates ? "translates" : "runs the model"}, Shift+Enter starts a new line`);
+  const text = el("textarea", { name: "text", rows: 1, dir: "auto", "aria-label": "Your text", placeholder: translates ? "Type a sentence to translate" : "Type a sentence, or paste a text", maxlength: app.start.limits.characters });
+  const keys = isTouch() ? null : "Enter; Shift+Enter starts a new line";
+  const button = el("button", { class: "primary", title: keys }, translates ? "Translate" : "Run");
   const form = el("form", { class: "type-form", onsubmit: (event) => {
     event.preventDefault();
     run(text.value);
@@ -19,10 +19,7 @@ export function createTextForm(app, run) {
   const offers = el("div", { class: "type-offers" }, el("span", { class: "note" }, "Or try:"), app.start.sentences.map((one) =>
     el("button", { class: "chip", onclick: () => run((text.value = one)) }, cutText(one, LETTERS))),
     translation && !translates && [el("span", { class: "note" }, "Or try a translation:"), el("button", { class: "chip", "data-translation": "", onclick: () => app.translation("text") }, `${translation.sentence} → in French`)]);
-  const offer = () => {
-    offers.hidden = text.value.trim() !== "";
-    hint.hidden = !offers.hidden || isTouch(); // its keys are those of a keyboard
-  };
+  const offer = () => (offers.hidden = text.value.trim() !== "");
   text.addEventListener("input", offer);
   text.addEventListener("keydown", (event) => {
     if (event.key === "Escape") text.blur();
@@ -31,5 +28,5 @@ export function createTextForm(app, run) {
     form.requestSubmit();
   });
   const busy = (now) => (button.disabled = now);
-  return { element: el("div", { class: "type-ask" }, form, hint, offers), form, offer, busy };
+  return { element: el("div", { class: "type-ask" }, form, offers), form, offer, busy };
 }

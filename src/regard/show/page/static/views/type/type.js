@@ -56,7 +56,7 @@ async function runText(it, text) {
     const summary = await app.source.type({ text, model }, signal);
     const before = app.state();
     app.add(summary);
-    app.go({ r: summary.id, view: summary.attentions.length ? "type" : "implicit", ...linkRequest(summary), q: null, k: null, at: null, token: null, find: null, ...chooseStart(app, summary, before) });
+    app.go({ r: summary.id, view: summary.attentions.length ? "type" : "implicit", ...linkRequest(summary), q: null, k: null, at: null, token: null, off: null, find: summary.attributable ? "clearest" : null, ...chooseStart(app, summary, before) });
   } catch (fault) {
     if (fault.name !== "AbortError") app.fail(fault.message, page.form);
   } finally {
@@ -91,21 +91,24 @@ async function drawView(it, state) {
   shadeWords(it, state, { ...told, row, q });
   drawPictures(it, state, q, thumbs);
   describePicture(it, state, told.asker);
-  await drawNextWords(it, state, signal);
+  await drawNextWords(it, state, q, told.asker, signal);
 }
 
-// Draw the predicted next words, with heads off beside those without them.
-async function drawNextWords(it, state, signal) {
+// Draw the tokens that are predicted after the marked one, with heads off beside those without them. A page without the model
+// has those after the last token.
+async function drawNextWords(it, state, q, asker, signal) {
   const { app, page } = it;
+  const { queries } = app.attention().layers[state.layer];
   const own = app.summary().next ?? [];
-  const off = listHeadsOff(state).join();
-  const reason = off && app.settings.explainModel(state);
-  it.nextWords = own;
-  if (!off || reason) return page.next({ ...state, off: null }, own);
-  const known = `off ${off}`;
-  const { words } = await fetchOnce(it, known, () => fetchEffects(it, "ablation", { off }, signal));
-  it.nextWords = words;
-  return signal.aborted ? undefined : page.next(state, words);
+  const off = listHeadsOff(state).join() || null;
+  const canRun = own.length > 0 && !app.settings.explainModel(state);
+  if (!canRun || (!off && q === queries - 1)) {
+    it.nextWords = own;
+    return page.next({ ...state, off: null }, own, q === queries - 1 ? asker : "the last token");
+  }
+  const { words } = await fetchOnce(it, `next ${q} ${off}`, () => fetchEffects(it, "ablation", { at: q, off }, signal));
+  it.nextWords = off ? words : words.map(({ word, before }) => ({ word, probability: before }));
+  return signal.aborted ? undefined : page.next(state, it.nextWords, asker);
 }
 
 // Fetch the words of the keys, those of the queries if they differ, and the name of the query.
@@ -129,7 +132,7 @@ function beginText(it, summary, all) {
   if (it.drawn || (read && (text || !box.value))) box.value = read; // what a visitor is typing already stays
   it.page.offer();
   it.kept.clear();
-  it.page.next({ ...it.app.state(), off: null }, summary.next ?? []); // at once; without the heads that are off as soon as it is known
+  it.page.next({ ...it.app.state(), off: null }, summary.next ?? [], "the last token"); // at once; others as soon as they are known
   it.drawn = summary.id;
 }
 
