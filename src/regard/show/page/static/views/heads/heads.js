@@ -22,7 +22,7 @@ export const view = {
   mount,
 };
 
-const NOTHING = () => ({ rows: new Map(), detectors: [], notes: [], telling: [], thumbs: new Map(), tiles: new Map(), whole: false, laid: "" });
+const NOTHING = () => ({ rows: new Map(), detectors: [], notes: [], telling: [], thumbs: new Map(), tiles: new Map(), places: new Map(), whole: false, laid: "" });
 
 // `it` is the state that the functions below share: the parts of the page, and for its recording the scores of the heads by
 // name, the detectors once all heads are scored, the thumbnails by layer, and the tiles by name.
@@ -43,7 +43,7 @@ function mount(stage, app) {
   return { draw: (state) => drawView(it, state), leave, keys: listKeys(it), picture: () => ({ svg: exportSheet(stage) }), table: () => listScores(it) };
 }
 
-const getLayers = ({ app }) => app.attention().layers;
+const getLayers = ({ layers }) => layers;
 const getHeadName = (it, layer, head) => `${layer}.${getHeadNumber(getLayers(it)[layer], head)}`; // with the number of the head in the model
 const getHeadRow = (it, one) => it.rows.get(one.name);
 
@@ -54,7 +54,7 @@ function getAllTiles(it) {
 
 // Return the layer and the head of a row of scores, as they are counted in the recording.
 function findPlace(it, row) {
-  const { layer, head } = getAllTiles(it).find(({ name }) => name === `${row.layer}.${row.head}`);
+  const { layer, head } = it.places.get(`${row.layer}.${row.head}`);
   return { layer, head };
 }
 
@@ -77,6 +77,7 @@ const getTotal = (it, { layer, head }) => it.thumbs.get(layer)?.totals?.[head];
 
 function drawView(it, state) {
   const { app } = it;
+  it.layers = app.attention().layers;
   const of = JSON.stringify([app.shownId(), state.kind, state.part, state.b, isProbed(app, state)]);
   const shown = app.settings.get(state) === "weight" ? null : app.settings.query(state);
   const isOther = JSON.stringify(shown) !== JSON.stringify(it.shown);
@@ -96,6 +97,7 @@ function resetView(it, of) {
   it.near.disconnect();
   it.clearest.replaceChildren();
   Object.assign(it, NOTHING(), { of, control: new AbortController(), pictures: new AbortController() });
+  it.places = new Map(getAllTiles(it).map((one) => [one.name, one]));
   it.tiles = new Map(getAllTiles(it).map((one) => [one.name, createTile(it, one)]));
   fetchKinds(it).catch((fault) => {
     if (fault.name === "AbortError") return;
@@ -129,7 +131,8 @@ async function fetchKinds(it) {
     if (line.row) {
       it.rows.set(`${line.row.layer}.${line.row.head}`, line.row);
       app.wait(said, line.done / line.of);
-      labelTiles(it, app.state());
+      const one = it.places.get(`${line.row.layer}.${line.row.head}`);
+      if (one) labelTile(it, app.state(), one, app.settings.quantity(app.state()));
     } else {
       Object.assign(it, { detectors: line.detectors, notes: line.notes, telling: line.telling, whole: true });
       selectTile(it, app.state());
@@ -206,13 +209,15 @@ function createTile(it, one) {
 
 // Update the names, scores and links of all tiles in place.
 function labelTiles(it, state) {
-  for (const one of getAllTiles(it)) labelTile(it, state, one, it.tiles.get(one.name), getHeadRow(it, one));
+  const quantity = it.app.settings.quantity(state);
+  for (const one of it.places.values()) labelTile(it, state, one, quantity);
 }
 
-function labelTile(it, state, { layer, head }, element, found) {
+function labelTile(it, state, one, { name, write, format, isSigned }) {
+  const { layer, head } = one;
+  const [element, found] = [it.tiles.get(one.name), getHeadRow(it, one)];
   const scores = Object.entries(found?.scores ?? {}).map(([key, value]) => `${key} ${formatThreeDigits(value)}`);
   const total = getTotal(it, { layer, head });
-  const { name, write, format, isSigned } = it.app.settings.quantity(state);
   if (total !== undefined) scores.push(`sum of ${name} ${isSigned ? format(total) : write(total)}`);
   element.href = it.app.link({ view: "map", layer, head, heads: null, x: null, y: null, zoom: null });
   element.title = found ? [`${found.kind}: ${found.sentence}`, ...scores].join("\n") : "";
