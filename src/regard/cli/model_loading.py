@@ -31,6 +31,7 @@ from regard.models.gpt2_adapter import GPT2Adapter
 from regard.models.transformers_decoder import find_cache_name, find_family
 from regard.show.page.model_adapter import ModelAdapter
 from regard.text.transformers_tokenizer import PromptTokenizer
+from regard.weights.converted import find_converted, is_whole, read_gguf_once, save_converted
 from regard.weights.gguf import read_layout
 from regard.weights.gpt2 import INCLUDED_MODELS, is_own_gpt2
 from regard.weights.hub import RELEASED
@@ -288,19 +289,37 @@ def load_transformers_model(name: str, kind: str, progress: LoadingProgress) -> 
         where["local_files_only"] = is_only_in_cache(name)
     bar = show_bar(f"loading {path.name}", lambda: progress.done, lambda: progress.total)
     with bar, convert_loading_errors(name, "config.json, weights and a tokenizer, a .gguf file,"), track_loading(progress):
-        tokenizer = load_tokenizer(transformers, name, where)
-        model, missing_weights = load_weights(transformers, kind, where)
-        has_head_class = type(model.config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
-        if missing_weights and kind == BASE_MODEL and path.suffix == ".gguf" and has_head_class:
-            del model  # to hold one at a time; some weights have names for the model with its head alone
-            model, missing_weights = load_weights(transformers, CAUSAL_LM, where)
-            model = model.base_model
+        load = load_gguf if path.suffix == ".gguf" else load_parts
+        tokenizer, model, missing_weights = load(transformers, name, kind, where)
     refuse_missing_weights(
         name, [key for key in missing_weights if not key.startswith(UNUSED_PREFIX) or path.suffix == ".gguf"]
     )
     if kind == BASE_MODEL and getattr(model.config, "is_encoder_decoder", False):
         model = model.get_encoder()
     return TransformersModel(path.name if path.exists() else name, model, tokenizer)
+
+
+def load_gguf(transformers: Any, name: str, kind: str, where: Mapping[str, Any]) -> tuple[Any, Any, Iterable[str]]:
+    """Load the parts of a model in a .gguf file, converted once for each class, see `weights.converted`."""
+    place = find_converted(Path(where["pretrained_model_name_or_path"], where["gguf_file"]), kind, transformers.__version__)
+    if is_whole(place):
+        return load_parts(transformers, name, kind, {"pretrained_model_name_or_path": str(place), "local_files_only": True})
+    with read_gguf_once():
+        tokenizer, model, missing = load_parts(transformers, name, kind, where)
+        has_head_class = type(model.config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+        if missing and kind == BASE_MODEL and has_head_class:
+            del model  # to hold one at a time; some weights have names for the model with its head alone
+            model, missing = load_weights(transformers, CAUSAL_LM, where)
+            model = model.base_model
+    if not missing:
+        model.hf_quantizer = model.config.quantization_config = None  # its weights are dequantized, and can be saved
+        save_converted(place, lambda folder: (tokenizer.save_pretrained(folder), model.save_pretrained(folder)))
+    return tokenizer, model, missing
+
+
+def load_parts(transformers: Any, name: str, kind: str, where: Mapping[str, Any]) -> tuple[Any, Any, Iterable[str]]:
+    """Load the tokenizer and the model by transformers, and the names of the weights that are missing."""
+    return load_tokenizer(transformers, name, where), *load_weights(transformers, kind, where)
 
 
 def load_tokenizer(transformers: Any, name: str, where: Mapping[str, Any]) -> Any:
