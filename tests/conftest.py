@@ -10,6 +10,7 @@ rely on nothing that a test of another file has made, and on no port, folder or 
 
 import os
 import random
+import tempfile
 import zlib
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from hypothesis import settings
 
 from run_limits import EMULATED, limit_examples
 
+os.environ["REGARD_CACHE"] = tempfile.mkdtemp(prefix="regard-cache-")  # a test writes into no user's folder
 settings.register_profile("everywhere", deadline=None, derandomize=True, print_blob=True, max_examples=20)
 settings.register_profile("emulated", settings.get_profile("everywhere"), max_examples=limit_examples(20))
 settings.load_profile("emulated" if EMULATED else "everywhere")

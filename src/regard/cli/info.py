@@ -13,10 +13,15 @@ from rich.text import Text
 
 from regard.machine import EXTRAS, Machine, describe_machine
 from regard.show.terminal import escape_text, open_console, print_unpadded
+from regard.weights.converted import clear_cache, describe_cache
 
 
 def run(options: argparse.Namespace) -> int:
-    """Describe the machine and print it."""
+    """Describe the machine and print it, or remove the converted models."""
+    if options.clear_cache:
+        print(f"Removed: {describe_cache()}.")
+        clear_cache()
+        return 0
     machine = describe_machine(measure=not options.no_measure)
     if options.json:
         print(json.dumps(asdict(machine), allow_nan=False))
@@ -57,4 +62,5 @@ def list_sections(machine: Machine) -> dict[str, dict[str, str]]:
         rates = machine.float32_per_second / 1e9, machine.bfloat16_per_second / 1e9
         about["products"] = "{:.0f} GFLOP/s in float32, {:.0f} in bfloat16 (torch.mm)".format(*rates)
     extras = {name: f"{'installed' if machine.extras[name] else 'missing'}: {use}" for name, (_, use) in EXTRAS.items()}
-    return {"Versions": machine.versions, "Machine": about, "Kernels": machine.kernels, "Extras": extras}
+    cache = {".gguf files": describe_cache()}
+    return {"Versions": machine.versions, "Machine": about, "Kernels": machine.kernels, "Cache": cache, "Extras": extras}

@@ -313,7 +313,8 @@ def load_gguf(transformers: Any, name: str, kind: str, where: Mapping[str, Any])
             model = model.base_model
     if not missing:
         model.hf_quantizer = model.config.quantization_config = None  # its weights are dequantized, and can be saved
-        save_converted(place, lambda folder: (tokenizer.save_pretrained(folder), model.save_pretrained(folder)))
+        size = sum(one.nbytes for one in model.parameters())
+        save_converted(place, size, lambda folder: (tokenizer.save_pretrained(folder), model.save_pretrained(folder)))
     return tokenizer, model, missing
 
 

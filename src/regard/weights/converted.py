@@ -17,8 +17,9 @@ MAX_CACHE_BYTES = 4 * 2**30  # of all models; those used longest ago are removed
 
 
 def find_cache_folder() -> Path:
-    """Return the folder of converted models, in XDG_CACHE_HOME or ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "regard" / "converted"
+    """Return the folder of converted models: REGARD_CACHE, or in XDG_CACHE_HOME or ~/.cache."""
+    own = os.environ.get("REGARD_CACHE")
+    return Path(own or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "regard") / "converted"
 
 
 def find_converted(path: Path, *form: str) -> Path:
@@ -39,8 +40,13 @@ def is_whole(place: Path) -> bool:
     return False
 
 
-def save_converted(place: Path, save: Callable[[Path], Any]) -> None:
-    """Save a model at a place by a function of a folder, whole or not at all; a disk that takes nothing is no error."""
+def save_converted(place: Path, size: int, save: Callable[[Path], Any]) -> None:
+    """Save a model of `size` bytes at a place by a function of a folder, whole or not at all.
+
+    One that is too large, or that the disk does not take, is not saved: it is converted the next time again.
+    """
+    if size > MAX_CACHE_BYTES:
+        return
     with suppress(OSError):
         place.parent.mkdir(parents=True, exist_ok=True)
         with write_folder_atomically(place) as folder:
@@ -66,6 +72,18 @@ def compute_checksum(path: Path) -> str:
     """Compute the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def describe_cache() -> str:
+    """Describe the converted models: their number, bytes and folder."""
+    folder = find_cache_folder()
+    places = sorted(folder.iterdir()) if folder.is_dir() else []
+    return f"{len(places)} converted model{'s' * (len(places) != 1)}, {sum(map(count_bytes, places)) / 1e9:.1f} GB, in {folder}"
+
+
+def clear_cache() -> None:
+    """Remove all converted models."""
+    shutil.rmtree(find_cache_folder(), ignore_errors=True)
 
 
 @contextmanager

@@ -9,3 +9,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-measure", action="store_true", help="do not measure memory bandwidth and matrix products (one second)"
     )
+    parser.add_argument("--clear-cache", action="store_true", help="remove the weights of .gguf files that were converted")
