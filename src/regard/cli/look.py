@@ -23,6 +23,7 @@ from regard.cli.output_files import check_output_file
 from regard.cli.progress_bar import iterate_with_bar, show_bar
 from regard.errors import ConfigError
 from regard.mechanism.arguments import check_choice
+from regard.models import GPT2
 from regard.observe import Recording, record
 from regard.observe.classification.head_classification import classify_heads, describe_wordless_keys
 from regard.observe.classification.head_scores import SCORES, HeadOptions
@@ -41,10 +42,14 @@ from regard.show.head_summary import (
     render_table,
     select_clearest,
 )
+from regard.show.page.effect_finding import find_text_effect
 from regard.show.page.model_adapter import copy_to_cpu
+from regard.show.page.recording_entry import RecordingEntry
 from regard.show.page.single_file import page
 from regard.show.terminal import escape_text, get_palette, open_console, print_lines, print_wrapped
 from regard.show.terminal_colors import measure_window
+
+MOST_PREDICTED = 256  # tokens of a text whose prediction is measured
 
 
 def run(options: argparse.Namespace) -> int:
@@ -61,19 +66,19 @@ def run(options: argparse.Namespace) -> int:
     if options.why is not None:
         return word_pulls.run(options, text)
     foreign = load_model(options.model, device=options.device)
-    recording, line = record_text(foreign, text, options)
+    recording, line, effect = record_text(foreign, text, options)
     if options.out:
         recording.save(options.out)
         line += f" Saved to {options.out}."
     if options.page:
         page(recording, options.page)
         line += f" Page: {options.page}."
-    print_report(recording, options, line)
+    print_report(recording, options, line, effect)
     return 0
 
 
-def record_text(foreign: TextModel, text: str, options: argparse.Namespace) -> tuple[Recording, str]:
-    """Return the recording of a model on the first tokens of a text, and a sentence about it."""
+def record_text(foreign: TextModel, text: str, options: argparse.Namespace) -> tuple[Recording, str, str]:
+    """Return the recording of a model on the first tokens of a text, a sentence about it, and what a prediction needs most."""
     ids, words, total = foreign.tokens(text, options.tokens)
     start = time.perf_counter()
     recording = record_ids(foreign, ids, words, options.keep)
@@ -83,7 +88,21 @@ def record_text(foreign: TextModel, text: str, options: argparse.Namespace) -> t
     note = f" The model's context is {foreign.context:,}." if beyond else ""
     spelled = describe_bytes(words)
     note += f" {spelled}" if spelled else ""
-    return recording, f"{len(words):,}{cut} token{'s' * (total != 1)} in {seconds:.1f} s.{note}"
+    line = f"{len(words):,}{cut} token{'s' * (total != 1)} in {seconds:.1f} s.{note}"
+    return recording, line, "" if is_partial(options) else describe_effect(foreign, ids, words)
+
+
+def is_partial(options: argparse.Namespace) -> bool:
+    """Return whether something else than the overview is printed."""
+    return any(getattr(options, name) is not None for name in ("head", "query")) or options.json or options.csv
+
+
+def describe_effect(foreign: TextModel, ids: Tensor, words: list[str]) -> str:
+    """Return what the prediction after a short text loses without one head; empty for a model that predicts no next token."""
+    if not (isinstance(foreign.model, GPT2) or getattr(foreign, "can_generate", False)) or len(words) > MOST_PREDICTED:
+        return ""
+    found = find_text_effect(foreign, RecordingEntry("look", record_ids(foreign, ids, words, "values"), ids=ids))
+    return "" if found is None else " ".join(found.sentences[:2])
 
 
 def record_ids(foreign: TextModel, ids: Tensor, words: list[str], keep: str | None) -> Recording:
@@ -95,7 +114,7 @@ def record_ids(foreign: TextModel, ids: Tensor, words: list[str], keep: str | No
     return copy_to_cpu(recording, foreign.device)
 
 
-def print_report(recording: Recording, options: argparse.Namespace, line: str = "") -> None:
+def print_report(recording: Recording, options: argparse.Namespace, line: str = "", effect: str = "") -> None:
     """Print the requested part of a recording: a head, a row, or an overview.
 
     Calls of a module that attends several times in one forward, and has no map for all of them, are layers of their own.
@@ -113,7 +132,7 @@ def print_report(recording: Recording, options: argparse.Namespace, line: str = 
     elif place is not None:
         lines = list(recording_views.render_head(recording, place, measure_window(console), kind))
     else:
-        print_overview(console, recording, options, line, kind)
+        print_overview(console, recording, options, line, kind, effect)
         return
     print_wrapped(console, Text(f"{escape_text(recording.model)}: {line}"))
     print_lines(console, lines)
@@ -198,8 +217,10 @@ def flatten_head(row: dict[str, Any]) -> dict[str, Any]:
     return line
 
 
-def print_overview(console: Console, recording: Recording, options: argparse.Namespace, line: str, kind: str) -> None:
-    """Print the kinds of heads, the words, the table of the heads and their strongest links."""
+def print_overview(
+    console: Console, recording: Recording, options: argparse.Namespace, line: str, kind: str, effect: str = ""
+) -> None:
+    """Print what a prediction needs most, the kinds of heads, the words, the table of the heads and their strongest links."""
     names = recording.layers(kind)
     wanted, count = HeadOptions(recording.tokens), len(names) * recording.map(0, kind=kind).shape[1]
     rows: list[Head] = []
@@ -213,6 +234,9 @@ def print_overview(console: Console, recording: Recording, options: argparse.Nam
         return
     counts = ", ".join(f"{n} {one}{'s' * (n != 1)}" for n, one in ((len(names), "layer"), (len(heads), "head")))
     print_wrapped(console, Text(f"{escape_text(recording.model)}: {counts}. {line}".strip(), style="bold"))
+    if effect:
+        print_wrapped(console, Text(escape_text(effect)))
+        console.print()
     print_lines(console, render_kinds(heads, console.width))
     show_all = options.all or bool(options.kind or options.sort)
     parts = (

@@ -57,6 +57,10 @@ class GPT2Adapter:
         """Return the text of tokens."""
         return self.words.bytes(ids).decode(errors="replace")
 
+    def list_ends(self) -> list[int]:
+        """List the tokens that end a text."""
+        return [end for end in [self.model.get_end_settings().get("end")] if end is not None]
+
     def pieces(self) -> list[str]:
         """Return the text of every token of the vocabulary."""
         return self.words.pieces(range(self.model.config.vocabulary if self.model.text is None else self.model.text.vocabulary))

@@ -4,23 +4,36 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from regard.errors import ConfigError
 from regard.observe.head_table import quote_word
+from regard.show.page.attributions import compute_target
 from regard.show.page.finding import (
     OpeningFinding,
-    describe_controls,
     find_first_token,
     format_share,
+    is_short,
     name_head,
     name_word,
     view_layer,
 )
-from regard.show.page.model_adapter import ModelAdapter
-from regard.show.page.next_word_ablation import HeadAblation
-from regard.show.page.recording_entry import RecordingEntry, truncate_word
+from regard.show.page.model_adapter import ModelAdapter, name_token
+from regard.show.page.next_word_ablation import HeadAblation, measure_heads
+from regard.show.page.recording_entry import RecordingEntry
 
 EFFECT = "effect"  # what is shown
 MIN_SEEN_WEIGHT = 0.2  # of a token besides the first and the marked one, from which on it is seen what a head looks at
 MIN_LOSS = 0.01  # of a probability, below which it is said that no head is needed
+
+
+def find_text_effect(adapter: ModelAdapter, entry: RecordingEntry) -> OpeningFinding | None:
+    """Return what the prediction after a short text needs most, see `find_effect`; None without one, or without gradients."""
+    if entry.ids is None or not is_short(entry):
+        return None
+    try:
+        target = compute_target(adapter, entry.ids, entry, entry.ids.shape[1] - 1, None)
+        return find_effect(entry, adapter, (target.at, target.token), list(measure_heads(adapter, entry.ids, entry, target)))
+    except ConfigError:
+        return None
 
 
 def find_effect(
@@ -46,7 +59,8 @@ def find_effect(
     sentences = (
         f"{name_head(chosen.place.layer, number)} looks from {name_word(words, at)} at {name_word(words, k)}"
         f"{explain_key(entry, chosen, words, at, k)}: {format_share(row[k])} of its attention.",
-        f"Without it {word} as the next token falls from {format_share(chosen.before)} to {format_small(chosen.after)}{others}.",
+        f"Without it {word} as the next token falls from {format_share(chosen.before)} to {format_small(chosen.after)}"
+        f"{others}.",
         "Switch it off to see it, or select another token.",
     )
     return OpeningFinding(EFFECT, chosen.place, at, k, sentences, chosen.loss)
@@ -72,8 +86,9 @@ def explain_key(entry: RecordingEntry, one: HeadAblation, words: Sequence[str], 
 
 
 def name_prediction(adapter: ModelAdapter, token: int) -> str:
-    """Return a predicted token in quotes."""
-    return quote_word(truncate_word(adapter.decode([token])))
+    """Return a predicted token in quotes, or that it is the end."""
+    named = name_token(adapter, token)
+    return "the end of the text" if named.get("ends") else quote_word(named["word"])
 
 
 def format_small(share: float) -> str:

@@ -163,8 +163,15 @@ def predict_next_words(adapter: ModelAdapter, output: object) -> list[dict[str, 
     if not isinstance(logits, Tensor) or logits.dim() != 3:
         return None
     values, ids = logits[0, -1].cpu().float().softmax(-1).topk(min(MAX_NEXT_WORDS, logits.shape[-1]))
-    words = [truncate_word(adapter.decode([number])) for number in ids.tolist()]
-    return [{"word": word, "probability": value} for word, value in zip(words, values.tolist(), strict=True)]
+    return [
+        name_token(adapter, token) | {"probability": value} for token, value in zip(ids.tolist(), values.tolist(), strict=True)
+    ]
+
+
+def name_token(adapter: ModelAdapter, token: int) -> dict[str, Any]:
+    """Return a predicted token as JSON: its word, and whether it ends the text."""
+    ends = adapter.list_ends() if hasattr(adapter, "list_ends") else []
+    return {"word": truncate_word(adapter.decode([token])), **({"ends": True} if token in ends else {})}
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,8 +13,8 @@ from regard.observe.attention_changes import KnockOut, name_layer
 from regard.observe.intervene import intervene
 from regard.observe.recorded_runs.part_names import find_module_path
 from regard.show.page.attributions import Target
-from regard.show.page.model_adapter import MAX_NEXT_WORDS, ModelAdapter
-from regard.show.page.recording_entry import HeadPlace, RecordingEntry, truncate_word
+from regard.show.page.model_adapter import MAX_NEXT_WORDS, ModelAdapter, name_token
+from regard.show.page.recording_entry import HeadPlace, RecordingEntry
 from regard.show.word_pulls import sum_over_queries
 
 MAX_NEW_WORDS = 5  # likeliest tokens without the heads that are listed too
@@ -51,14 +51,11 @@ def predict_without_heads(adapter: ModelAdapter, ids: Tensor, off: HeadsOff, at:
     tokens = [part.topk(min(count, len(part))).indices for part, count in ((before, MAX_NEXT_WORDS), (after, MAX_NEW_WORDS))]
     listed = torch.cat(tokens).unique()
     listed = listed[before[listed].argsort(descending=True, stable=True)]
-    words = [truncate_word(adapter.decode([token])) for token in listed.tolist()]
-    shares = zip(words, before[listed].tolist(), after[listed].tolist(), strict=True)
-    return [{"word": word, "before": own, "after": other} for word, own, other in shares]
+    shares = zip(listed.tolist(), before[listed].tolist(), after[listed].tolist(), strict=True)
+    return [name_token(adapter, token) | {"before": own, "after": other} for token, own, other in shares]
 
 
-def measure_heads(
-    adapter: ModelAdapter, ids: Tensor, entry: RecordingEntry, target: Target
-) -> Iterator[HeadAblation]:
+def measure_heads(adapter: ModelAdapter, ids: Tensor, entry: RecordingEntry, target: Target) -> Iterator[HeadAblation]:
     """Generate what the prediction of a target loses without each of the heads that pull its logit up the most.
 
     The gradient of the logit ranks all heads (attribution patching, Nanda 2023); each of the first ten is then measured.

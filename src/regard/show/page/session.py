@@ -221,9 +221,7 @@ class Session(RecordingStore):
             return word_influence.encode_row(word_influence.average_last_rows(entry, at, norms))
         return word_influence.sum_influence(self.get_target(entry, at, token, alive).attribution, setting)
 
-    def predict_without_heads(
-        self, entry: RecordingEntry, off: Sequence[HeadPlace], at: int, alive: Alive
-    ) -> dict[str, Any]:
+    def predict_without_heads(self, entry: RecordingEntry, off: Sequence[HeadPlace], at: int, alive: Alive) -> dict[str, Any]:
         """Return the tokens that come next after a position of a recording with all heads, and with some of them off."""
         adapter, ids = self.require_attributable(entry, HeadPlace())
         heads = list_heads_off(entry, off)

@@ -37,9 +37,12 @@ function describeLoss(heads, words) {
   const [lost] = words;
   const first = words.reduce((best, one) => (one.after > best.after ? one : best));
   const moves = lost.after < lost.before ? "falls" : "rises";
-  const instead = first === lost ? "" : `, and ${quoteWord(first.word)} comes first`;
-  return `Without ${heads} ${quoteWord(lost.word)} ${moves} from ${formatPercent(lost.before)} to ${formatPercent(lost.after)}${instead}. The upper bar is with all heads.`;
+  const instead = first === lost ? "" : `, and ${namePrediction(first)} comes first`;
+  return `Without ${heads} ${namePrediction(lost)} ${moves} from ${formatPercent(lost.before)} to ${formatPercent(lost.after)}${instead}. The upper bar is with all heads.`;
 }
+
+const END = "the end of the text";
+const namePrediction = ({ word, ends }) => (ends ? END : quoteWord(word));
 
 // Render the buttons that switch the selected head off or on, leave it alone in its layer, and switch all heads on.
 function renderSwitches(app, state) {
@@ -56,12 +59,12 @@ function renderSwitches(app, state) {
 }
 
 // Render a predicted word with its probability; with heads off before and after, one bar above the other.
-function renderPrediction({ word, probability, before, after }, top, go) {
+function renderPrediction({ word, ends, probability, before, after }, top, go) {
   const widen = (share) => `${(100 * share) / top}%`;
   const bar = (share, kind, start = share) => el("span", { class: kind, style: { width: widen(start) }, "data-width": start === share ? null : widen(share) });
   const isCompared = after !== undefined;
-  return el("button", { class: `quiet type-expected${isCompared ? " type-compared" : ""}`, title: "Append this token", onclick: go },
-    el("span", { class: "type-word" }, renderWord(word)),
+  return el("button", { class: `quiet type-expected${isCompared ? " type-compared" : ""}`, title: ends ? END : "Append this token", "aria-disabled": ends ? "true" : null, onclick: ends ? null : go },
+    el("span", { class: "type-word" }, ends ? el("i", {}, END) : renderWord(word)),
     el("span", { class: "type-track" }, isCompared ? [bar(before, "type-before"), bar(after, "type-after", before)] : bar(probability)),
     el("span", { class: "numbers" }, isCompared ? `${formatPercent(before)} → ${formatPercent(after)}` : formatPercent(probability)));
 }

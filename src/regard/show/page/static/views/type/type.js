@@ -107,7 +107,7 @@ async function drawNextWords(it, state, q, asker, signal) {
     return page.next({ ...state, off: null }, own, q === queries - 1 ? asker : "the last token");
   }
   const { words } = await fetchOnce(it, `next ${q} ${off}`, () => fetchEffects(it, "ablation", { at: q, off }, signal));
-  it.nextWords = off ? words : words.map(({ word, before }) => ({ word, probability: before }));
+  it.nextWords = off ? words : words.map(({ before, ...one }) => ({ ...one, after: undefined, probability: before }));
   return signal.aborted ? undefined : page.next(state, it.nextWords, asker);
 }
 
