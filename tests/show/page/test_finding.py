@@ -11,6 +11,7 @@ from regard.mechanism import Causal, Everything
 from regard.models import GPT2
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.show.page import finding as findings
+from regard.show.page.effect_finding import EFFECT, MIN_SEEN_WEIGHT
 from regard.show.page.finding import DOES, LEAK, find_finding, name_word
 from regard.show.page.gallery import ITEMS
 from regard.show.page.model_adapter import record_text
@@ -137,11 +138,11 @@ def test_the_gallery_opens_by_name_and_each_finding_is_what_it_says():
         for item in start["gallery"]:
             if item["link"] is None:
                 opened = json.loads(client.post("/api/gallery", {"name": item["name"]})[1])
-                assert opened["finding"]["what"] in (*DOES, LEAK, None)
+                assert opened["finding"]["what"] in (*DOES, LEAK, EFFECT, None)
                 assert len(opened["finding"]["sentences"]) >= 2
                 assert client.json("/api/recordings", ids=opened["recording"]["id"])["recordings"]
         first = json.loads(client.post("/api/gallery", {"name": start["opening"]})[1])
-        assert first["finding"]["what"] == "prefix matching"
+        assert first["finding"]["what"] == EFFECT
         assert client.post("/api/gallery", {"name": "nothing"})[0] == 404
         assert client.json(f"/api/r/{LEAK_ID}/finding")["finding"]["what"] == LEAK
 
@@ -163,3 +164,38 @@ def test_what_the_page_opens_on_is_computed_before_it_is_asked_for():
     session.prepare_opening(lambda: None)
     (entry,) = map(session.get_entry, session.listed)
     assert entry.head_rows
+
+
+BALLS = "Lily had a red ball. Tom had a blue ball. Lily gave her red ball to Tom, and Tom gave his"
+
+
+@pytest.mark.parametrize("text", [BALLS, next(item.text for item in ITEMS if item.name == "induction")])
+def test_the_finding_of_a_text_is_the_head_without_which_the_prediction_falls_most(text):
+    """Every head is taken out of the weights in turn; of those that look at a token, none takes more of the probability."""
+    model = GPT2.load("pocket", torch.float64)
+    session = Session(adapter=GPT2Adapter("pocket", model))
+    entry = session.get_entry(session.run_text(text, lambda: None)["id"])
+    found = session.get_finding(entry, None, lambda: None)
+    ids, width = entry.ids, model.config.width // model.config.heads
+    with torch.inference_mode():
+        whole = model(ids)[0, -1].softmax(-1)
+        losses = {}
+        for layer, block in enumerate(model.blocks):
+            weight = block.attention.out_proj.weight
+            for head in range(model.config.heads):
+                part = weight[:, head * width : (head + 1) * width]
+                saved = part.clone()
+                part.zero_()
+                losses[layer, head] = float(whole.max() - model(ids)[0, -1].softmax(-1)[whole.argmax()])
+                part.copy_(saved)
+    place = found.place
+    assert found.loss == pytest.approx(losses[place.layer, place.head], rel=1e-4)
+    row = entry.get_map(place)[0, 0, -1]
+    others = range(1, len(row) - 1)
+    assert found.q == len(row) - 1
+    assert found.k == max(others, key=lambda key: row[key])
+
+    def is_seen(layer, head):
+        return entry.recording.map(layer)[0, head, -1, 1:-1].max() >= MIN_SEEN_WEIGHT
+
+    assert losses[place.layer, place.head] == max(loss for head, loss in losses.items() if is_seen(*head))

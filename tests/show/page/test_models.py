@@ -149,7 +149,7 @@ def test_words_are_written_in_compiled_calls_while_another_visitor_waits_for_a_f
     lines = session.generate_text(GenerationRequest("CCAB", NEW, 1.0), lambda: None)
     next(lines)
     monkeypatch.setattr("regard.show.page.session.find_finding", lambda *_: [next(lines), next(lines)])
-    session.get_finding(SimpleNamespace(id="another"), None, lambda: None)
+    session.get_finding(SimpleNamespace(id="another", ids=None), None, lambda: None)
     assert "recording" in [*lines][-1]
     assert counts == [1] * (NEW - 1)
 

@@ -40,7 +40,7 @@ class HeadAblation:
 
 
 def predict_without_heads(adapter: ModelAdapter, ids: Tensor, off: HeadsOff, at: int = -1) -> list[dict[str, Any]]:
-    """Return tokens after the position `at` of (1, t) with their probability `before`, with all heads, and `after`, without some.
+    """Return tokens after the position `at` of (1, t), with their probabilities: `before` with all heads, `after` without some.
 
     The contexts of heads that are off are 0, so that they add nothing. The tokens are the likeliest ten with all heads and the
     likeliest five without these, the likeliest before first.

@@ -293,7 +293,7 @@ class Session(RecordingStore):
             return self._findings[entry.id, wanted]
 
     def measure_finding(self, entry: RecordingEntry, alive: Alive) -> OpeningFinding | None:
-        """Return the head without which the prediction after the text falls most; others can use the model between two heads."""
+        """Return the head without which the prediction falls most; the model is free for others between two heads."""
         adapter, ids = self.require_attributable(entry, HeadPlace())
         try:
             target = self.get_target(entry, None, None, alive)
