@@ -1,4 +1,4 @@
-# make demo    a small trained model reads a story: in the terminal, and as a page in the browser
+# make demo    a small trained model reads repeated words: in the terminal, and as a page in the browser
 # make test    the everyday tests                    make test-all  every test, and the numerical ones as on other processors
 # make test-ci the everyday tests, the slow ones of tests/ci.txt, and the numerical ones as on one other processor
 # make lint    style and types                       make docs    the documentation, in build/docs
@@ -10,7 +10,8 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN = .venv/bin
 unexport PYTHONDONTWRITEBYTECODE # else each of the hundreds of processes that tests start compiles every module again
-STORY = Lily had a red ball and Tom had a blue ball. Lily gave her red ball to Tom, and Tom gave his blue ball to Lily.
+WORDS = ball dog tree happy water girl door flower
+STORY = $(WORDS) $(WORDS) $(WORDS) $(WORDS)
 PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet
 PYTEST = $(BIN)/python -m pytest --quiet --dist loadfile --no-loadscope-reorder
 
@@ -19,12 +20,12 @@ PYTEST = $(BIN)/python -m pytest --quiet --dist loadfile --no-loadscope-reorder
 
 demo: .venv/ready
 	@mkdir -p build
-	@echo 'A small trained model reads a story, and this is what its heads do: regard look "$(STORY)"'
+	@echo 'A small trained model reads repeated words, and this is what its heads do: regard look "$(STORY)"'
 	@echo
 	@$(BIN)/regard look "$(STORY)" --out build/story.reg --page build/story.html
 	@echo
 	@echo "All of it is also on a page, a file that needs no network: build/story.html."
-	@echo "More in the terminal, in another window: . .venv/bin/activate && regard heads build/story.reg --head 4.1"
+	@echo "More in the terminal, in another window: . .venv/bin/activate && regard heads build/story.reg --head 5.4"
 	@echo "And the page live, with whatever you type. Open this address in a browser:"
 	@$(BIN)/regard serve --model pocket --text "$(STORY)"
 

@@ -85,24 +85,47 @@ def shows(page, expected: list[float]) -> None:
 
 
 def layer_of(page) -> int:
-    return (
-        int(re.search(r"layer=(\d+)", page.evaluate("location.hash"))[1]) if "layer=" in page.evaluate("location.hash") else 0
-    )
+    return read_link(page, "layer")
 
 
-def test_enter_shows_what_the_last_word_looked_at(open_page, address, right):
+def read_link(page, name: str) -> int:
+    """A number in the link, 0 where it is left out."""
+    found = re.search(rf"\b{name}=(\d+)", page.evaluate("location.hash"))
+    return int(found[1]) if found else 0
+
+
+def read_shares(page) -> list[float]:
+    """The probabilities of what comes next."""
+    shown = page.locator(".type-expected .numbers").all_inner_texts()
+    return [0.0 if text.startswith("<") else float(text.removesuffix(" %")) / 100 for text in shown]
+
+
+def row_of(page, recording, q: int) -> list[float]:
+    """The row of the head that the page shows."""
+    row = recording.map(layer_of(page))[0, read_link(page, "head"), q].tolist()
+    return [weight if k <= q else math.nan for k, weight in enumerate(row)]
+
+
+def test_enter_shows_what_the_last_word_looked_at_in_the_head_of_the_finding(open_page, address, right):
     page = type_text(open_page(address), TEXT)
     assert "".join(page.locator(".type-words .word").all_inner_texts()) == TEXT
-    shows(page, mean(right[0], layer_of(page), 5))
+    shows(page, row_of(page, right[0], 5))
+    assert f"Head {read_link(page, 'head')} of layer {layer_of(page)} looks" in page.locator("#finding").inner_text()
 
 
-def test_a_picked_word_shows_what_it_looked_at(open_page, address, right):
+def test_a_picked_word_shows_what_it_looked_at_and_what_comes_next_after_it(open_page, address, right, model):
     page = type_text(open_page(address), TEXT)
     page.locator(".type-words .word").nth(3).click()
-    shows(page, mean(right[0], layer_of(page), 3))
+    shows(page, row_of(page, right[0], 3))
     page.keyboard.press("ArrowLeft")
-    shows(page, mean(right[0], layer_of(page), 2))
+    shows(page, row_of(page, right[0], 2))
     assert "q=2" in page.evaluate("location.hash")
+    wait_until(page, "document.querySelector('.type-predicted h2').innerText === 'What comes next after ‘B’ at 2'")
+    wait_until_quiet(page)
+    with torch.no_grad():
+        best = model(torch.tensor([adapt_model(model).encode(TEXT)]))[0, 2].softmax(-1).sort(descending=True).values.tolist()
+    shown = read_shares(page)
+    assert shown == pytest.approx(best[: len(shown)], abs=PERCENT)
 
 
 def test_a_head_is_chosen_by_its_small_picture_or_by_a_key(open_page, address, right):
@@ -120,10 +143,7 @@ def test_a_head_is_chosen_by_its_small_picture_or_by_a_key(open_page, address, r
 
 def test_the_probabilities_of_the_next_word_are_the_models(open_page, address, right):
     page = type_text(open_page(address), TEXT)
-    lines = page.locator(".type-expected").all()
-    best = right[1].sort(descending=True).values.tolist()
-    shown = [line.locator(".numbers").inner_text() for line in lines]
-    found = [0.0 if text.startswith("<") else float(text.removesuffix(" %")) / 100 for text in shown]
+    best, found = right[1].sort(descending=True).values.tolist(), read_shares(page)
     assert found == pytest.approx(best[: len(found)], abs=PERCENT)
 
 
