@@ -110,7 +110,7 @@ def test_enter_shows_what_the_last_word_looked_at_in_the_head_of_the_finding(ope
     page = type_text(open_page(address), TEXT)
     assert "".join(page.locator(".type-words .word").all_inner_texts()) == TEXT
     shows(page, row_of(page, right[0], 5))
-    assert f"Head {read_link(page, 'head')} of layer {layer_of(page)} looks" in page.locator("#finding").inner_text()
+    assert f"head {read_link(page, 'head')} of layer {layer_of(page)}" in page.locator("#finding").inner_text().lower()
 
 
 def test_a_picked_word_shows_what_it_looked_at_and_what_comes_next_after_it(open_page, address, right, model):
@@ -120,7 +120,7 @@ def test_a_picked_word_shows_what_it_looked_at_and_what_comes_next_after_it(open
     page.keyboard.press("ArrowLeft")
     shows(page, row_of(page, right[0], 2))
     assert "q=2" in page.evaluate("location.hash")
-    wait_until(page, "document.querySelector('.type-predicted h2').innerText === 'What comes next after ‘B’ at 2'")
+    wait_until(page, "document.querySelector('.type-predicted h2').innerText === 'What comes next after ‘A’'")
     wait_until_quiet(page)
     with torch.no_grad():
         best = model(torch.tensor([adapt_model(model).encode(TEXT)]))[0, 2].softmax(-1).sort(descending=True).values.tolist()
@@ -196,3 +196,22 @@ def test_the_links_lead_to_the_same_words_and_the_same_word(open_page, address):
 def test_on_a_phone_the_page_itself_never_scrolls_sideways(open_page, address):
     page = type_text(open_page(address, width=390, height=844), TEXT)
     assert page.evaluate("document.querySelector('#stage').scrollWidth <= innerWidth")
+
+
+def test_the_page_opens_on_a_head_and_one_click_shows_what_is_lost_without_it(open_page, serving):
+    session = Session(adapter=adapt_model(GPT2.load("pocket")))
+    found = session.open_first_finding(lambda: None)["finding"]
+    page = open_page(serving(session))
+    wait_until(page, "!document.querySelector('#finding').hidden && document.querySelectorAll('.type-expected').length")
+    assert page.locator("#finding").inner_text() == " ".join(found["sentences"])
+    head = f"{found['state']['layer']}.{found['state']['head']}"
+    page.get_by_role("button", name=f"Switch head {head} off").click()
+    page.locator(".type-compared").first.wait_for()
+    before, after = (
+        float(one.removesuffix(" %")) for one in page.locator(".type-compared .numbers").first.inner_text().split(" → ")
+    )
+    assert (before, after) == (pytest.approx(81.8, abs=0.1), pytest.approx(0.16, abs=0.01))
+    lost = page.locator(".type-predicted .note").inner_text()
+    assert lost.startswith(
+        f"Without head {head} ‘ball’ falls from {before:.1f} % to {after:.2f} %, and the end of the text comes first."
+    )

@@ -64,7 +64,7 @@ function renderPrediction({ word, ends, probability, before, after }, top, go) {
   const bar = (share, kind, start = share) => el("span", { class: kind, style: { width: widen(start) }, "data-width": start === share ? null : widen(share) });
   const isCompared = after !== undefined;
   return el("button", { class: `quiet type-expected${isCompared ? " type-compared" : ""}`, title: ends ? END : "Append this token", "aria-disabled": ends ? "true" : null, onclick: ends ? null : go },
-    el("span", { class: "type-word" }, ends ? el("i", {}, END) : renderWord(word)),
+    el("span", { class: "type-word" }, ends ? el("i", {}, "end of text") : renderWord(word)),
     el("span", { class: "type-track" }, isCompared ? [bar(before, "type-before"), bar(after, "type-after", before)] : bar(probability)),
     el("span", { class: "numbers" }, isCompared ? `${formatPercent(before)} → ${formatPercent(after)}` : formatPercent(probability)));
 }

@@ -29,8 +29,8 @@ export function buildLayout(app, run, append) {
   const links = el("nav", { class: "type-links", "aria-label": "The same tokens in other views" });
   const next = createNextWords(app, append);
   const result = el("div", { class: "type-result", hidden: true },
-    el("div", { class: "type-left" }, el("section", { class: "type-read" }, words.element, words.more, wrote, told), el("section", { class: "type-said" }, links, source), heads.strip),
-    el("div", { class: "type-right" }, next.element, heads.figure));
+    el("div", { class: "type-left" }, el("section", { class: "type-read" }, words.element, words.more, wrote, told), el("section", { class: "type-said" }, links, source), heads.strip, heads.figure),
+    next.element);
   const welcome = el("p", { class: "type-welcome" }, app.start.translates ? TRANSLATES : WELCOME);
   const root = el("div", { class: "type-page" }, ask.element, createGallery(app), welcome, result);
 
