@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -73,15 +73,52 @@ def probe_heads(
     model has no get_output_embeddings. `watch` is called with the heads to ablate and their number, for a progress bar.
     Raises ConfigError if the model cannot be probed.
     """
+    settings = ProbeSettings(vocabulary, begin, context, seeds, length, repeats, ablate, by, unembedding, text, watch)
+    *_, table = iterate_probe(model, settings)
+    assert isinstance(table, Heads)
+    return table
+
+
+@dataclass(frozen=True, eq=False)
+class ProbeSettings:
+    """The arguments of `probe_heads` besides the model."""
+
+    vocabulary: int | None = None
+    begin: int | None = None
+    context: int | None = None
+    seeds: int = SEEDS
+    length: int = LENGTH
+    repeats: int = REPEATS
+    ablate: str = "patterns"
+    by: str = "mean"
+    unembedding: Tensor | None = None
+    text: Tensor | None = None
+    watch: Callable[[Iterable[Any], int], Iterable[Any]] = lambda rows, count: rows
+
+
+class ProbeProgress(NamedTuple):
+    """How many heads are scored or taken out, of how many."""
+
+    what: str
+    done: int
+    of: int
+
+
+def iterate_probe(model: nn.Module, settings: ProbeSettings) -> Iterator[ProbeProgress | Heads]:
+    """Yield the progress of `probe_heads`, then its table; between two items nothing runs the model."""
+    ablate, by, unembedding, text, watch = (
+        getattr(settings, name) for name in ("ablate", "by", "unembedding", "text", "watch")
+    )
     check_instance("model", model, nn.Module, "Pass a language model that maps tokens (b, t) to logits.")
     check_choice("ablate", ablate, ABLATED_HEADS)
     check_choice("by", by, REPLACEMENTS)
     if not callable(watch):
         raise ConfigError(f"watch must be a function of the heads and their number, got {describe_value(watch)}.")
     check_unembedding(unembedding)
-    given = {name: value for name, value in {"begin": begin, "context": context}.items() if value is not None}
-    size = find_vocabulary(model, unembedding) if vocabulary is None else vocabulary
-    probe = make_probe_of_model(model, size, seeds=seeds, length=length, repeats=repeats, **given)
+    names = ("begin", "context", "seeds", "length", "repeats")
+    given = {name: value for name in names if (value := getattr(settings, name)) is not None}
+    size = find_vocabulary(model, unembedding) if settings.vocabulary is None else settings.vocabulary
+    probe = make_probe_of_model(model, size, **given)
     tokens = probe.tokens.to(next(model.parameters(), torch.empty(0)).device)
     with evaluate_mode(model), torch.no_grad():
         trace, recording, logits = trace_forward(model, tokens)
@@ -91,7 +128,10 @@ def probe_heads(
                 "it, say nothing. Pass ablate='none', or a model that sees the tokens before alone."
             )
         parts, notes = try_to_find_parts(model, trace, recording, logits, unembedding)
-        rows = list(add_circuits(recording, probe, parts))
+        rows, count = [], sum(map(len, map(recording.heads, range(len(recording.layers())))))
+        for row in add_circuits(recording, probe, parts):
+            rows.append(row)
+            yield ProbeProgress("scored", len(rows), count)
         chosen = [
             row for row in rows if ablate == "all" or (ablate == "patterns" and RULES.get(row.kind, row.kind) in PATTERN_KINDS)
         ]
@@ -99,16 +139,16 @@ def probe_heads(
         if text is not None:
             targets.append(make_text_target(model, check_text(text).to(tokens.device)))
         measured, layers = [target.name for target in targets] if chosen else [], recording.layers()
-        effects = {
-            (row.layer, row.head): {target.name: measure_effect(model, row, by, target, layers) for target in targets}
-            for row in watch(chosen, len(chosen))
-        }
+        effects: dict[tuple[int, int], dict[str, Score]] = {}
+        for row in watch(chosen, len(chosen)):
+            effects[row.layer, row.head] = {target.name: measure_effect(model, row, by, target, layers) for target in targets}
+            yield ProbeProgress("taken out", len(effects), len(chosen))
     rows = [
         replace(row, scores=order_scores({**row.scores, **effects.get((row.layer, row.head), {})}, measured)) for row in rows
     ]
     if not rows:
         notes = (*notes, "no layer has a softmax, and so no head has a row.")
-    return Heads(tuple(rows), (describe_probe(probe), *notes))
+    yield Heads(tuple(rows), (describe_probe(probe), *notes))
 
 
 def find_vocabulary(model: nn.Module, unembedding: Tensor | None) -> int:

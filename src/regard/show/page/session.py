@@ -17,7 +17,7 @@ from regard.map.attribution_map import AttributionMap
 from regard.observe import Recording
 from regard.observe.classification.head_scores import UserScore
 from regard.observe.head_table import Heads
-from regard.probe.probe_heads import probe_heads
+from regard.probe.probe_heads import ProbeSettings, iterate_probe
 from regard.show.page import attributions, gallery, translator_adapter, word_influence
 from regard.show.page.effect_finding import find_effect
 from regard.show.page.finding import LEAK, OpeningFinding, find_finding, find_head_finding, is_short
@@ -229,14 +229,19 @@ class Session(RecordingStore):
             return {"words": predict_without_heads(adapter, ids, heads, at)}
 
     def stream_probe(self, entry: RecordingEntry, alive: Alive) -> Iterator[dict[str, Any]]:
-        """Generate a line for each head of the model that read a text, by regard.probe_heads, then the detectors and notes.
+        """Generate the progress of regard.probe_heads on the model that read a text, a line for each head, and the detectors.
 
-        The model reads repeated random tokens once; the result is stored.
+        The model reads repeated random tokens once, and between two heads it is free for others; the result is stored.
         """
         adapter, _ = self.require_attributable(entry, HeadPlace())
-        with hold_model_lock(self._model_lock, alive):
-            table = self._probes.get(adapter.name) or probe_heads(adapter.model)
-        self._probes[adapter.name] = table
+        if adapter.name not in self._probes:
+            items = iterate_probe(adapter.model, ProbeSettings())
+            for item in self._model_lock.iterate(items, alive, priority=-math.inf):
+                if isinstance(item, Heads):
+                    self._probes[adapter.name] = item
+                else:
+                    yield {"progress": f"{item.done} of {item.of} heads {item.what}", "share": item.done / item.of}
+        table = self._probes[adapter.name]
         for n, row in enumerate(table):
             yield {"done": n + 1, "of": len(table), "row": convert_row(row)}
         yield describe_table(table.detectors, table.notes)

@@ -125,10 +125,12 @@ async function fetchKinds(it) {
   const { kind, part } = app.place();
   const probed = isProbed(app, app.state());
   const said = probed ? `Probing ${app.summary().model} on repeated random tokens` : "Classifying the heads";
+  const started = performance.now();
   app.wait(said);
   for await (const line of probed ? app.source.probe(app.summary().id, signal) : app.source.heads(app.shownId(), { kind, part }, signal)) {
     if (signal.aborted || app.state().view !== "heads") return;
-    if (line.row) {
+    if (line.progress) app.wait(`${said}: ${line.progress}${estimateRest(started, line)}`, line.share);
+    else if (line.row) {
       it.rows.set(`${line.row.layer}.${line.row.head}`, line.row);
       app.wait(said, line.done / line.of);
       const one = it.places.get(`${line.row.layer}.${line.row.head}`);
@@ -140,6 +142,12 @@ async function fetchKinds(it) {
   }
   app.ready();
   markBusy(it);
+}
+
+// Say how long a wait still takes, by what was done since its start; nothing in the first seconds.
+function estimateRest(started, { share }) {
+  const seconds = (performance.now() - started) / 1000;
+  return seconds < 3 ? "" : `, some ${Math.ceil((seconds * (1 - share)) / share)} s left`;
 }
 
 // Fetch the thumbnails of a layer.
