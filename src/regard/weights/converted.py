@@ -92,7 +92,7 @@ def read_gguf_once() -> Iterator[None]:
     import gguf
 
     names = gguf.GGUFReader, gguf.get_tensor_name_map
-    gguf.GGUFReader, gguf.get_tensor_name_map = map(cache, names)  # type: ignore[misc, assignment]
+    gguf.GGUFReader, gguf.get_tensor_name_map = cache(names[0]), cache(names[1])  # type: ignore[misc, assignment]
     try:
         yield
     finally:
