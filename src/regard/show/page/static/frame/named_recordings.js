@@ -2,7 +2,7 @@
 
 import { el } from "../drawing/elements.js";
 import { isGalleryItem } from "./finding.js";
-import { formatLink, parseLink } from "./page_link.js";
+import { COLD, formatLink, parseLink } from "./page_link.js";
 
 const LOST = "This link is about a recording that is not on this server. It was made on another one, or had to make room for newer ones, and the link does not hold the text from which it could be made again.";
 
@@ -46,7 +46,7 @@ async function openRecording(page, id, key, from, loadTranslation) {
 async function makeAgain({ source, start }, { text, words, heat, seed, model, chat }) {
   if (words === undefined) return source.type({ text, model });
   if (!start.writes) return null;
-  for await (const line of source.generate({ text, tokens: words, temperature: Number(heat ?? 1), seed: seed ?? 0, model, chat })) {
+  for await (const line of source.generate({ text, tokens: words, temperature: Number(heat ?? COLD), seed: seed ?? 0, model, chat })) {
     if (line.recording) return line.recording;
   }
   return null;

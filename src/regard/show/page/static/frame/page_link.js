@@ -3,6 +3,11 @@
 const NUMBERS = ["b", "layer", "head", "q", "k", "x", "y", "zoom", "at", "token", "image", "words", "seed", "word", "chat", "mixer", "channel"];
 const FIRST = { view: "text", kind: "self", part: null, b: 0, layer: 0, head: 0, show: "weight", mixer: 0, channel: 0 };
 
+export const COLD = 0; // the temperature that a link leaves out: the likeliest token is taken
+
+// Return a temperature as links hold it.
+export const formatHeat = (temperature) => (temperature === COLD ? null : String(temperature));
+
 // Return the state of a hash, with defaults for what it omits.
 export function parseLink(hash) {
   const state = { ...FIRST };
@@ -33,8 +38,8 @@ export function clampIndex(value, count) {
 
 // Return the changes of the link that hold what makes a recording again: its text, the model, and how the model continued the text.
 export function linkRequest({ request }) {
-  const { text = null, tokens = null, temperature = 1, seed = null, model = null, chat = false } = request ?? {};
-  return { text, words: tokens, heat: temperature === 1 ? null : String(temperature), seed, word: null, model, chat: chat ? 1 : null };
+  const { text = null, tokens = null, temperature = COLD, seed = null, model = null, chat = false } = request ?? {};
+  return { text, words: tokens, heat: formatHeat(temperature), seed, word: null, model, chat: chat ? 1 : null };
 }
 
 // Set the address to a state, as a new entry of the history or in place of the current one.

@@ -5,7 +5,7 @@ import { createQuantity } from "../../drawing/quantity.js";
 import { snapshotAsSvg } from "../../drawing/svg_snapshot.js";
 import { formatPercent } from "../../drawing/number_format.js";
 import { quoteWord } from "../../drawing/words.js";
-import { linkRequest } from "../../frame/page_link.js";
+import { COLD, formatHeat, linkRequest } from "../../frame/page_link.js";
 import { buildLayout } from "./generate_layout.js";
 import { createInfluences } from "./influences.js";
 
@@ -39,7 +39,7 @@ function mount(stage, app) {
 }
 
 // Fill the form with what the link says of the prompt and of how it is continued.
-const fillForm = ({ page }, { text, heat, seed, words, model, chat }) => page.set({ text, temperature: heat ?? 1, seed: seed ?? 0, tokens: words, model, chat });
+const fillForm = ({ page }, { text, heat, seed, words, model, chat }) => page.set({ text, temperature: heat ?? COLD, seed: seed ?? 0, tokens: words, model, chat });
 
 // Draw the state of the link; while the model writes, only the words that arrive are drawn.
 async function drawView(it, state) {
@@ -81,7 +81,7 @@ async function runGeneration(it, { text, tokens, temperature, seed, model, chat 
   Object.assign(it, { running: mine, run: name, isStopped: false, written: [], begun: text, wanted: tokens, picked: null, made: null });
   page.begin(text);
   app.fail("", page.form);
-  app.go({ ...NO_SELECTION, r: null, words: null, word: null, seed: null, text: text.length <= LINKED ? text : null, model: model ?? null, chat: chat ?? null, heat: temperature === 1 ? null : String(temperature) });
+  app.go({ ...NO_SELECTION, r: null, words: null, word: null, seed: null, text: text.length <= LINKED ? text : null, model: model ?? null, chat: chat ?? null, heat: formatHeat(temperature) });
   page.busy(true);
   try {
     for await (const line of app.source.generate({ text, tokens, temperature, seed, model, chat, run: name }, mine.signal)) {

@@ -4,6 +4,7 @@ import { el } from "../../drawing/elements.js";
 import { cutText } from "../../drawing/words.js";
 import { TERMS } from "../../frame/glossary.js";
 import { readModel, renderModelChoice, setModel } from "../../frame/model_choice.js";
+import { COLD } from "../../frame/page_link.js";
 
 const COUNTS = [5, 20, 40, 80, 160, 300];
 const NOTE = "Temperature 0 always takes the likeliest token, 1 draws by the model’s probabilities; the same seed draws the same tokens.";
@@ -54,13 +55,14 @@ function readPromptForm(event, text, form) {
 
 function renderSamplingControls(app) {
   const tokens = el("select", { name: "tokens", class: "numbers" }, COUNTS.filter((count) => count <= app.start.limits.tokens).map((count) => el("option", { value: count, selected: count === 40 }, String(count))));
-  const warmth = el("input", { type: "range", name: "temperature", min: 0, max: 2, step: 0.1, value: 1, oninput: () => warm(warmth.value) });
-  const told = el("output", { class: "numbers" }, "1.0");
+  const warmth = el("input", { type: "range", name: "temperature", min: 0, max: 2, step: 0.1, value: COLD, oninput: () => warm(warmth.value) });
+  const told = el("output", { class: "numbers" });
   const seed = el("input", { type: "number", name: "seed", min: 0, max: 999999, step: 1, value: 0, class: "numbers" });
   const warm = (value) => {
     warmth.value = value;
     told.textContent = Number(warmth.value) === 0 ? "0: always the likeliest" : Number(warmth.value).toFixed(1);
   };
+  warm(COLD);
   const labelControl = (name, control, beside, title) => el("label", { class: "control", title }, el("span", { class: "name" }, name), control, beside);
   const element = el("div", { class: "generate-settings" },
     labelControl("tokens", tokens, null, TERMS.tokens),
@@ -70,7 +72,7 @@ function renderSamplingControls(app) {
   const findModel = () => models.find(({ name }) => name === readModel(element)) ?? models[0];
   const chat = el("input", { type: "checkbox", name: "chat" });
   const asked = labelControl("as a chat", chat, null, TERMS["as a chat"]);
-  const offerChat = () => (asked.hidden = !findModel()?.chats);
+  const offerChat = () => (chat.checked = !(asked.hidden = !findModel()?.chats)); // such a model was trained to answer
   element.prepend(...[renderModelChoice(models, offerChat)].filter(Boolean));
   element.append(asked, el("p", { class: "note" }, NOTE));
   offerChat();
@@ -79,8 +81,8 @@ function renderSamplingControls(app) {
     warm(given.temperature);
     seed.value = given.seed;
     setModel(element, given.model);
-    chat.checked = Boolean(given.chat);
     offerChat();
+    if (given.text) chat.checked = Boolean(given.chat);
     if ([...tokens.options].some(({ value }) => value === String(given.tokens))) tokens.value = String(given.tokens); // a stopped text may have any number
   };
   return { element, set, values };
