@@ -198,7 +198,7 @@ def test_the_live_page_has_each_call_of_a_text_that_it_reads():
         pull = session.get_attribution_map(entry, place, "pull", None, 5, lambda: None)
         torch.testing.assert_close(pull[0], found.map(layer)[0], rtol=0, atol=1e-12)
     with pytest.raises(ConfigError, match=r"layers\.1 calls attention several times in one forward"):
-        session.predict_without_heads(entry, [HeadPlace(layer=1)], lambda: None)
+        session.predict_without_heads(entry, [HeadPlace(layer=1)], 0, lambda: None)
     with pytest.raises(ConfigError, match="how these are joined is not recorded"):
         regard.rollout(split)
 
