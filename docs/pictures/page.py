@@ -3,7 +3,8 @@
 Six words and three hundred tokens are read by the pocket model; a hundred thousand words attend by two heads that were planted:
 one looks at what stood just before, the other at what came after earlier places of the same word, nearer ones more. Type and
 Generate run a model, and none here reads so much: they have no picture of a hundred thousand. Who may see whom is asked of
-the pocket model without the mask of one layer; a translation is of the translator that is carried; the page opens with SmolLM2.
+the pocket model without the mask of one layer; a translation is of the translator that is carried; the page
+opens with the pocket model, whose head is switched off.
 """
 
 import sys
@@ -16,8 +17,6 @@ from docs.chromium import launch_chromium
 from playwright.sync_api import sync_playwright
 
 import regard
-from regard.cli.arguments.look import SMOLLM2
-from regard.cli.serve import load_page_model
 from regard.layers.multi_head import MultiHeadAttention
 from regard.mechanism import attention, heads
 from regard.models import translator
@@ -54,7 +53,7 @@ def main() -> None:
         if not named or named - ALONE:
             gallery(browser, model, named)
         if not named or "opening" in named:
-            with Server(Session(None, load_page_model(SMOLLM2))) as server:
+            with Server(Session(None, adapt_model(model))) as server:
                 opening(browser, server.address, "page-opening.png")
         if not named or "sight" in named:
             with Server(read(make_model_without_mask(), BALLS)) as server:
@@ -90,11 +89,13 @@ def gallery(browser: Any, model: regard.GPT2, named: set[str]) -> None:
 
 
 def opening(browser: Any, address: str, name: str) -> None:
-    """The picture of what the page opens on."""
+    """The picture of what the page opens on, after the click that it asks for."""
     with browser.new_context(viewport={"width": 1280, "height": 800}) as context:
         page = context.new_page()
         page.goto(address)
         page.wait_for_selector("#finding:not([hidden])", timeout=120_000)
+        page.click("[data-control=off]")
+        page.wait_for_selector(".type-compared")
         settle(page)
         page.screenshot(path=FOLDER / name)
 
