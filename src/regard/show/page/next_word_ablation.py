@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard.errors import ConfigError
 from regard.observe.attention_changes import KnockOut, name_layer
+from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.intervene import intervene
 from regard.observe.recorded_runs.part_names import find_module_path
 from regard.show.page.attributions import Target
@@ -19,6 +20,7 @@ from regard.show.word_pulls import sum_over_queries
 
 MAX_NEW_WORDS = 5  # likeliest tokens without the heads that are listed too
 MEASURED_HEADS = 10  # those that pull a prediction up the most, each of which is taken out
+MEASURED_TOKENS = 512  # of the copies of a text that one forward reads, each without another head
 
 HeadsOff = Mapping[int | str, Sequence[int]]  # heads that are off, by their layer as KnockOut takes it
 
@@ -64,11 +66,40 @@ def measure_heads(adapter: ModelAdapter, ids: Tensor, entry: RecordingEntry, tar
     before = dict(target.likeliest).get(target.token)
     if before is None:
         before = float(predict_next(adapter, ids, {}, target.at)[target.token])
-    for number in pulls.flatten().argsort(descending=True)[:MEASURED_HEADS].tolist():
-        layer, head = divmod(number, pulls.shape[1])
-        place = HeadPlace(layer=layer, head=head)
-        shares = predict_next(adapter, ids, list_heads_off(entry, [place]), target.at)
-        yield HeadAblation(place, before, float(shares[target.token]), int(shares.argmax()), float(shares.max()))
+    numbers = pulls.flatten().argsort(descending=True)[:MEASURED_HEADS].tolist()
+    count = max(MEASURED_TOKENS // ids.shape[1], 1)
+    for first in range(0, len(numbers), count):
+        some = numbers[first : first + count]
+        places = [HeadPlace(layer=number // pulls.shape[1], head=number % pulls.shape[1]) for number in some]
+        for place, shares in zip(places, predict_without_each(adapter, ids, entry, places, target.at), strict=True):
+            yield HeadAblation(place, before, float(shares[target.token]), int(shares.argmax()), float(shares.max()))
+
+
+@dataclass(frozen=True, eq=False)
+class KnockOutInRow(KnockOut):
+    """Set the context of a head to 0 in one row of the batch alone."""
+
+    row: int = 0
+
+    def change_context(self, context: Tensor, call: AttentionCall, name: str, number: int) -> Tensor:
+        changed = super().change_context(context, call, name, number)
+        return torch.cat((context[: self.row], changed[self.row : self.row + 1], context[self.row + 1 :]))
+
+
+@torch.inference_mode()
+def predict_without_each(
+    adapter: ModelAdapter, ids: Tensor, entry: RecordingEntry, places: Sequence[HeadPlace], at: int
+) -> Tensor:
+    """Return the probability of every token after the position `at` of (1, t) without each of some heads, (heads, n)."""
+    changes = [
+        KnockOutInRow(layer=layer, head=list(heads), row=row)
+        for row, place in enumerate(places)
+        for layer, heads in list_heads_off(entry, [place]).items()
+    ]
+    with intervene(adapter.model, *changes):
+        output: Any = adapter.run(ids.repeat(len(places), 1))
+    logits: Tensor = getattr(output, "logits", output)
+    return logits[:, at].float().softmax(-1).cpu()
 
 
 def list_heads_off(entry: RecordingEntry, places: Sequence[HeadPlace]) -> HeadsOff:

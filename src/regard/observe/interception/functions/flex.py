@@ -53,19 +53,19 @@ def find_flex_attention() -> Any:
 
 
 def build_patches(model: nn.Module) -> list[AttributePatch]:
-    """Return attribute patches for every Python module, and every part of this model, that holds flex_attention."""
+    """Return attribute patches for every module of Python or of this model that holds flex_attention, compiled or not."""
     flex = find_flex_attention()
     if flex is None:
         return []
     holders = [one for one in list(sys.modules.values()) if isinstance(one, ModuleType)]
-    held = [(one, *item) for one in (*holders, *model.modules()) for item in list(vars(one).items()) if is_flex(item[1], flex)]
+    held = [
+        (holder, name, value)
+        for holder in (*holders, *model.modules())
+        for name, value in list(vars(holder).items())
+        if value is flex or (type(value) is FunctionType and value.__dict__.get(COMPILED_FROM) is flex)
+    ]
     made = {id(value): FlexWrapper(value) for _, _, value in held}
     return [(holder, name, made[id(value)]) for holder, name, value in held]
-
-
-def is_flex(value: Any, flex: Any) -> bool:
-    """Return whether a value is flex_attention or its compiled form."""
-    return value is flex or (type(value) is FunctionType and value.__dict__.get(COMPILED_FROM) is flex)
 
 
 def intercept_flex(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
