@@ -115,8 +115,8 @@ def iterate_probe(model: nn.Module, settings: ProbeSettings) -> Iterator[ProbePr
     if not callable(watch):
         raise ConfigError(f"watch must be a function of the heads and their number, got {describe_value(watch)}.")
     check_unembedding(unembedding)
-    names = ("begin", "context", "seeds", "length", "repeats")
-    given = {name: value for name in names if (value := getattr(settings, name)) is not None}
+    given = {name: getattr(settings, name) for name in ("seeds", "length", "repeats")}
+    given |= {name: value for name in ("begin", "context") if (value := getattr(settings, name)) is not None}
     size = find_vocabulary(model, unembedding) if settings.vocabulary is None else settings.vocabulary
     probe = make_probe_of_model(model, size, **given)
     tokens = probe.tokens.to(next(model.parameters(), torch.empty(0)).device)
