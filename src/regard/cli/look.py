@@ -42,6 +42,7 @@ from regard.show.head_summary import (
     render_table,
     select_clearest,
 )
+from regard.show.page.attributions import compute_target
 from regard.show.page.effect_finding import find_text_effect
 from regard.show.page.model_adapter import copy_to_cpu
 from regard.show.page.recording_entry import RecordingEntry
@@ -101,7 +102,8 @@ def describe_effect(foreign: TextModel, ids: Tensor, words: list[str]) -> str:
     """Return what the prediction after a short text loses without one head; empty for a model that predicts no next token."""
     if not (isinstance(foreign.model, GPT2) or getattr(foreign, "can_generate", False)) or len(words) > MOST_PREDICTED:
         return ""
-    found = find_text_effect(foreign, RecordingEntry("look", record_ids(foreign, ids, words, "values"), ids=ids))
+    entry = RecordingEntry("look", record_ids(foreign, ids, words, "values"), ids=ids)
+    found = find_text_effect(foreign, entry, lambda: compute_target(foreign, ids, entry, len(words) - 1, None))
     return "" if found is None else " ".join(found.sentences[:2])
 
 

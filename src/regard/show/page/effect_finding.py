@@ -1,14 +1,15 @@
 """The finding of a text that a language model read: the head without which the prediction falls most, and what it looks at."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from torch import Tensor
 
 from regard.errors import ConfigError
 from regard.observe.head_table import quote_word
-from regard.show.page.attributions import compute_target
+from regard.show.page.attributions import Target
 from regard.show.page.finding import (
     OpeningFinding,
+    explain_key,
     find_first_token,
     format_share,
     is_short,
@@ -25,15 +26,24 @@ MIN_SEEN_WEIGHT = 0.2  # of a token besides the first and the marked one, from w
 MIN_LOSS = 0.01  # of a probability, below which it is said that no head is needed
 
 
-def find_text_effect(adapter: ModelAdapter, entry: RecordingEntry) -> OpeningFinding | None:
-    """Return what the prediction after a short text needs most, see `find_effect`; None without one, or without gradients."""
+def find_text_effect(
+    adapter: ModelAdapter,
+    entry: RecordingEntry,
+    get_target: Callable[[], Target],
+    run_steps: Callable[[Iterator[HeadAblation]], Iterable[HeadAblation]] = iter,
+) -> OpeningFinding | None:
+    """Return what the prediction of a target needs most, see `find_effect`; None without one, or without gradients.
+
+    None for a long text, too. run_steps iterates over the heads that are taken out, each step of which runs the model.
+    """
     if entry.ids is None or not is_short(entry):
         return None
     try:
-        target = compute_target(adapter, entry.ids, entry, entry.ids.shape[1] - 1, None)
-        return find_effect(entry, adapter, (target.at, target.token), list(measure_heads(adapter, entry.ids, entry, target)))
-    except ConfigError:
+        target = get_target()
+        measured = list(run_steps(measure_heads(adapter, entry.ids, entry, target)))
+    except ConfigError:  # no gradient can be taken, or no single head taken out
         return None
+    return find_effect(entry, adapter, (target.at, target.token), measured)
 
 
 def find_effect(
@@ -53,12 +63,13 @@ def find_effect(
     row = entry.get_map(chosen.place)[0, 0, at]
     k = int((find_seen(entry, chosen, at) if seen else row).argmax())
     words, _ = entry.get_axis_words(chosen.place)
+    relations = explain_key(words, at, k, find_first_token(view_layer(entry, chosen.place)))
     number = entry.get_head_number(chosen.place)
     word = name_prediction(adapter, token)
     others = "" if chosen.instead == token else f", and {name_prediction(adapter, chosen.instead)} comes first"
     sentences = (
         f"{name_head(chosen.place.layer, number)} looks from {name_word(words, at)} at {name_word(words, k)}"
-        f"{explain_key(entry, chosen, words, at, k)}: {format_share(row[k])} of its attention.",
+        f"{next(iter(relations.values()), '')}: {format_share(row[k])} of its attention.",
         f"Without it {word} as the next token falls from {format_share(chosen.before)} to {format_small(chosen.after)}"
         f"{others}.",
         "Switch it off to see it, or select another token.",
@@ -71,18 +82,6 @@ def find_seen(entry: RecordingEntry, one: HeadAblation, at: int) -> Tensor:
     row = entry.get_map(one.place)[0, 0, at].nan_to_num(0.0).clone()
     row[find_first_token(view_layer(entry, one.place))] = row[at] = 0
     return row
-
-
-def explain_key(entry: RecordingEntry, one: HeadAblation, words: Sequence[str], q: int, k: int) -> str:
-    """Return what a key has to do with the query, as far as the words show it."""
-    if k == q:
-        return ", itself"
-    if k and words[k - 1] == words[q] and k - 1 != q:
-        return f", which followed an earlier {quote_word(words[q])}"
-    if words[k] == words[q]:
-        return ", the same token"
-    places = {q - 1: ", the token just before", find_first_token(view_layer(entry, one.place)): ", the first token"}
-    return places.get(k, "")
 
 
 def name_prediction(adapter: ModelAdapter, token: int) -> str:

@@ -167,7 +167,7 @@ def describe_head(entry: RecordingEntry, attention: AttentionLayers, row: Head) 
     weights = entry.get_map(place)[0, 0, q]
     k = int(weights.argmax())
     score = row.deciding_score
-    reason = explain_key(row.kind, words, q, k, start)
+    reason = explain_key(words, q, k, start).get(row.kind, "")
     sentences = (
         f"Here {name_head(row.layer, row.head).lower()} {DOES[row.kind]}.",
         f"The marked token, {name_word(words, q)}, puts {format_share(weights[k])} of its attention on "
@@ -203,19 +203,19 @@ def choose_query(scores: tuple[Tensor, Tensor], words: Sequence[str]) -> int:
     return int(values.where(chosen, -torch.inf).argmax())
 
 
-def explain_key(kind: str, words: Sequence[str], q: int, k: int, first: int = 0) -> str:
-    """Return what the key has to do with the query, by the kind of the head, where that is so; `first` is the first token."""
-    if kind == PREFIX_MATCHING and k and words[k - 1] == words[q]:
-        return f", which followed an earlier {quote_word(words[q])}"
-    if kind == "duplicate" and words[k] == words[q]:
-        return ", the same token"
-    places = {
-        "previous token": (q - 1, "the token just before"),
-        "first token": (first, "the first token"),
-        "itself": (q, "itself"),
+def explain_key(words: Sequence[str], q: int, k: int, first: int = 0) -> dict[str, str]:
+    """Return what a key has to do with a query, by the kind of head that looks at such keys; `first` is the first token."""
+    relations = {
+        "itself": (k == q, ", itself"),
+        PREFIX_MATCHING: (
+            k > 0 and k - 1 != q and words[k - 1] == words[q],
+            f", which followed an earlier {quote_word(words[q])}",
+        ),
+        "duplicate": (words[k] == words[q], ", the same token"),
+        "previous token": (k == q - 1, ", the token just before"),
+        "first token": (k == first, ", the first token"),
     }
-    place, meaning = places.get(kind, (None, ""))
-    return f", {meaning}" if k == place else ""
+    return {kind: said for kind, (holds, said) in relations.items() if holds}
 
 
 def describe_average(kind: str, value: Tensor, largest: Tensor, score: Score, reason: str) -> str:

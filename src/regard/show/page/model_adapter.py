@@ -306,7 +306,7 @@ def continue_text(
     if isinstance(adapter, GPT2Adapter):
         words: PieceTokenizer = adapter.words
         settings |= {"text": adapter.words, **adapter.model.get_end_settings()}
-        ids = ids or [end for end in [settings.get("end")] if end is not None]
+        ids = ids or adapter.list_ends()
     else:
         words = TokenDecoder(adapter)
     if decoder is None:

@@ -27,13 +27,12 @@ HeadsOff = Mapping[int | str, Sequence[int]]  # heads that are off, by their lay
 
 @dataclass(frozen=True)
 class HeadAblation:
-    """The probability of a token with all heads and without one, the likeliest token without it, and its probability."""
+    """The probability of a token with all heads and without one, and the likeliest token without it."""
 
     place: HeadPlace
     before: float
     after: float
     instead: int
-    instead_share: float
 
     @property
     def loss(self) -> float:
@@ -47,9 +46,9 @@ def predict_without_heads(adapter: ModelAdapter, ids: Tensor, off: HeadsOff, at:
     The contexts of heads that are off are 0, so that they add nothing. The tokens are the likeliest ten with all heads and the
     likeliest five without these, the likeliest before first.
     """
-    before = after = predict_next(adapter, ids, {}, at)
+    (before,) = (after,) = predict_next(adapter, ids, at)
     if off:
-        after = predict_next(adapter, ids, off, at)
+        (after,) = predict_next(adapter, ids, at, [KnockOut(layer=layer, head=list(heads)) for layer, heads in off.items()])
     tokens = [part.topk(min(count, len(part))).indices for part, count in ((before, MAX_NEXT_WORDS), (after, MAX_NEW_WORDS))]
     listed = torch.cat(tokens).unique()
     listed = listed[before[listed].argsort(descending=True, stable=True)]
@@ -65,14 +64,14 @@ def measure_heads(adapter: ModelAdapter, ids: Tensor, entry: RecordingEntry, tar
     pulls = sum_over_queries(target.attribution).sum(-1)
     before = dict(target.likeliest).get(target.token)
     if before is None:
-        before = float(predict_next(adapter, ids, {}, target.at)[target.token])
+        before = float(predict_next(adapter, ids, target.at)[0, target.token])
     numbers = pulls.flatten().argsort(descending=True)[:MEASURED_HEADS].tolist()
     count = max(MEASURED_TOKENS // ids.shape[1], 1)
     for first in range(0, len(numbers), count):
         some = numbers[first : first + count]
         places = [HeadPlace(layer=number // pulls.shape[1], head=number % pulls.shape[1]) for number in some]
         for place, shares in zip(places, predict_without_each(adapter, ids, entry, places, target.at), strict=True):
-            yield HeadAblation(place, before, float(shares[target.token]), int(shares.argmax()), float(shares.max()))
+            yield HeadAblation(place, before, float(shares[target.token]), int(shares.argmax()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +85,6 @@ class KnockOutInRow(KnockOut):
         return torch.cat((context[: self.row], changed[self.row : self.row + 1], context[self.row + 1 :]))
 
 
-@torch.inference_mode()
 def predict_without_each(
     adapter: ModelAdapter, ids: Tensor, entry: RecordingEntry, places: Sequence[HeadPlace], at: int
 ) -> Tensor:
@@ -96,10 +94,7 @@ def predict_without_each(
         for row, place in enumerate(places)
         for layer, heads in list_heads_off(entry, [place]).items()
     ]
-    with intervene(adapter.model, *changes):
-        output: Any = adapter.run(ids.repeat(len(places), 1))
-    logits: Tensor = getattr(output, "logits", output)
-    return logits[:, at].float().softmax(-1).cpu()
+    return predict_next(adapter, ids.repeat(len(places), 1), at, changes)
 
 
 def list_heads_off(entry: RecordingEntry, places: Sequence[HeadPlace]) -> HeadsOff:
@@ -114,10 +109,9 @@ def list_heads_off(entry: RecordingEntry, places: Sequence[HeadPlace]) -> HeadsO
 
 
 @torch.inference_mode()
-def predict_next(adapter: ModelAdapter, ids: Tensor, off: HeadsOff, at: int) -> Tensor:
-    """Return the probability of every token after the position `at` of (1, t), (n,), without some heads."""
-    changes = [KnockOut(layer=layer, head=list(heads)) for layer, heads in off.items()]
+def predict_next(adapter: ModelAdapter, ids: Tensor, at: int, changes: Sequence[KnockOut] = ()) -> Tensor:
+    """Return the probability of every token after the position `at` of (b, t), (b, n), with some changes."""
     with intervene(adapter.model, *changes) if changes else nullcontext():
         output: Any = adapter.run(ids)
     logits: Tensor = getattr(output, "logits", output)
-    return logits[0, at].float().softmax(-1).cpu()
+    return logits[:, at].float().softmax(-1).cpu()

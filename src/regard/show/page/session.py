@@ -19,8 +19,8 @@ from regard.observe.classification.head_scores import UserScore
 from regard.observe.head_table import Heads
 from regard.probe.probe_heads import ProbeSettings, iterate_probe
 from regard.show.page import attributions, gallery, translator_adapter, word_influence
-from regard.show.page.effect_finding import find_effect
-from regard.show.page.finding import LEAK, OpeningFinding, find_finding, find_head_finding, is_short
+from regard.show.page.effect_finding import find_text_effect
+from regard.show.page.finding import LEAK, OpeningFinding, find_finding, find_head_finding
 from regard.show.page.generation_loops import GenerationLoops
 from regard.show.page.head_pictures import Alive
 from regard.show.page.head_table import convert_row, describe_table
@@ -37,7 +37,7 @@ from regard.show.page.model_adapter import (
 from regard.show.page.model_examination import examine_model
 from regard.show.page.model_lock import PriorityLock, hold_model_lock
 from regard.show.page.named_runs import NamedRuns
-from regard.show.page.next_word_ablation import list_heads_off, measure_heads, predict_without_heads
+from regard.show.page.next_word_ablation import list_heads_off, predict_without_heads
 from regard.show.page.params import MissingError
 from regard.show.page.recording_entry import HeadPlace, RecordingEntry, summarize_entry
 from regard.show.page.recording_id import encode_text, identify_model, identify_recording, make_id
@@ -288,25 +288,17 @@ class Session(RecordingStore):
 
         See `find_effect`, and `find_finding` for others and for the kind that is `wanted`.
         """
-        if wanted is None and (entry.id, wanted) not in self._findings and entry.ids is not None and is_short(entry):
-            found = self.measure_finding(entry, alive)
-            if found is not None:
-                self._findings[entry.id, wanted] = found
-        with self._finding_lock.hold(alive):  # no model runs here
+        with self._finding_lock.hold(alive):  # which no thread that has the model waits for
             if (entry.id, wanted) not in self._findings:
-                self._findings[entry.id, wanted] = find_finding(entry, alive, wanted)
+                found = self.measure_finding(entry, alive) if wanted is None and entry.ids is not None else None
+                self._findings[entry.id, wanted] = found or find_finding(entry, alive, wanted)
             return self._findings[entry.id, wanted]
 
     def measure_finding(self, entry: RecordingEntry, alive: Alive) -> OpeningFinding | None:
         """Return the head without which the prediction falls most; the model is free for others between two heads."""
-        adapter, ids = self.require_attributable(entry, HeadPlace())
-        try:
-            target = self.get_target(entry, None, None, alive)
-            heads = measure_heads(adapter, ids, entry, target)
-            measured = list(self._model_lock.iterate(heads, alive, priority=math.inf))
-        except ConfigError:  # no gradient can be taken, or no single head taken out
-            return None
-        return find_effect(entry, adapter, (target.at, target.token), measured)
+        adapter, _ = self.require_attributable(entry, HeadPlace())
+        run_steps = partial(self._model_lock.iterate, alive=alive, priority=math.inf)
+        return find_text_effect(adapter, entry, lambda: self.get_target(entry, None, None, alive), run_steps)
 
     def prepare_opening(self, alive: Alive) -> None:
         """Compute what the page opens on, before the first visitor asks for it."""
