@@ -35,9 +35,8 @@ SCALE_FIRST = "Scale first, and then add the bias: q @ k.transpose(-2, -1) / mat
 BOTH_SIDES = "Take the absolute value: bias = -slope * (i - j).abs() for query i and key j."
 SLOPES = (
     "Give head i of h the slope 2 ** (-8 (i + 1) / h), as published weights expect. A layer trained from scratch in its own "
+    "order works as well."
 )
-SLOPES += "order works as well."
-MEANT = "nothing, if they are meant so: published weights expect those of ALiBi"
 
 
 def check_positions(calls: Sequence[InnerCall]) -> Finding | Checked | None:
